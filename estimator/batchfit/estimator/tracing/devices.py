@@ -1,0 +1,229 @@
+"""Meta tensors that look as if they were on a CUDA device, or on the host.
+
+User code says ``device="cuda"``, ``x.cuda()``, ``x.is_cuda``, ``torch.arange(n, device=x.device)``.
+A ``TorchFunctionMode`` sees every such call before torch's argument parser does, and answers as a
+machine with one GPU would: tensors the recorder counts report ``cuda:0``, the others ``cpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from .recorder import Recorder
+
+_CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+
+# Constructors that take data: built for real on the CPU, then brought in with their value.
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def _is_host(device: Any) -> bool:
+    """Whether a device argument means the host (and not the simulated GPU)."""
+    if isinstance(device, int):
+        return False
+    return torch.device(device).type not in ("cuda", "meta")
+
+
+class CudaDevices(TorchFunctionMode):
+    """Rewrites device arguments and answers device questions within a trace."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        constructors = _device_constructors()
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            **{func: self._construct for func in constructors},
+            **{func: self._from_data for func in _FROM_DATA},
+            torch.Tensor.device.__get__: self._device,
+            torch.Tensor.is_cuda.__get__: self._is_cuda,
+            torch.Tensor.is_meta.__get__: self._is_meta,
+            torch.Tensor.is_cpu.__get__: self._is_cpu,
+            torch.Tensor.get_device: self._get_device,
+            torch.Tensor.to: self._to,
+            torch.Tensor.cuda: self._cuda,
+            torch.Tensor.cpu: self._cpu,
+            torch.Tensor.pin_memory: self._same,
+            torch.Tensor.is_pinned: self._not_pinned,
+            torch.Tensor.numpy: self._numpy,
+            torch.Tensor.tolist: self._tolist,
+            torch.Tensor.__array__: self._numpy,
+            torch.Tensor.__deepcopy__: self._deepcopy,
+            torch.Tensor.data_ptr: self._data_ptr,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs)
+        if "device" in kwargs and kwargs["device"] is not None:
+            return self._place(func, args, kwargs, kwargs["device"])
+        return func(*args, **kwargs)
+
+    # -- making tensors ----------------------------------------------------------------------
+
+    def _construct(self, func: Any, args: Any, kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        return self._place(func, args, kwargs, _CPU if device is None else device)
+
+    def _place(self, func: Any, args: Any, kwargs: Any, device: Any) -> Any:
+        kwargs = dict(kwargs, device=_META)
+        kwargs.pop("pin_memory", None)
+        # A generator of a real device draws nothing here: values come from the recorder's own.
+        kwargs.pop("generator", None)
+        with self._recorder.placing(not _is_host(device)):
+            return func(*args, **kwargs)
+
+    def _from_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        if isinstance(data, Tensor):
+            return self._from_tensor(data, device, kwargs.get("dtype"))
+        data = _plain(data)
+        rest = {k: v for k, v in kwargs.items() if k not in ("device", "data", "obj", "pin_memory")}
+        with torch._C._DisableTorchDispatch():
+            real = func(data, *args[1:], **rest)
+        twin = self._recorder.lift(real)
+        if device is not None and not _is_host(device):
+            return self._move(twin, True, None)
+        return twin
+
+    def _from_tensor(self, data: Tensor, device: Any, dtype: Any) -> Tensor:
+        on_device = self._recorder.on_device(data) if data.is_meta else False
+        target = on_device if device is None else not _is_host(device)
+        return self._move(data, target, dtype)
+
+    # -- asking where a tensor is ------------------------------------------------------------
+
+    def _cuda_tensor(self, tensor: Tensor) -> bool:
+        return tensor.is_meta and self._recorder.on_device(tensor)
+
+    def _device(self, func: Any, args: Any, kwargs: Any) -> torch.device:
+        tensor: Tensor = args[0]
+        if not tensor.is_meta:
+            return tensor.device
+        return _CUDA if self._recorder.on_device(tensor) else _CPU
+
+    def _is_cuda(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return self._cuda_tensor(args[0])
+
+    def _is_meta(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return False
+
+    def _is_cpu(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return not self._cuda_tensor(args[0])
+
+    def _get_device(self, func: Any, args: Any, kwargs: Any) -> int:
+        return 0 if self._cuda_tensor(args[0]) else -1
+
+    # -- moving ------------------------------------------------------------------------------
+
+    def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *rest = args
+        device = kwargs.get("device")
+        dtype = kwargs.get("dtype")
+        others = {k: v for k, v in kwargs.items() if k in ("copy", "memory_format")}
+        for position, value in enumerate(rest):
+            if isinstance(value, (str, torch.device)) or (
+                isinstance(value, int) and not isinstance(value, bool)
+            ):
+                device = value
+            elif isinstance(value, torch.dtype):
+                dtype = value
+            elif isinstance(value, Tensor):
+                device = self._device(None, (value,), {})
+                dtype = value.dtype
+            elif isinstance(value, bool) and position == 3:
+                others["copy"] = value
+        here = self._cuda_tensor(tensor)
+        target = here if device is None else not _is_host(device)
+        if tensor.is_meta and here == target:
+            return tensor.to(dtype=dtype or tensor.dtype, **others)
+        moved = self._move(tensor, target, dtype)
+        layout = others.get("memory_format")
+        return moved if layout in (None, torch.preserve_format) else moved.to(memory_format=layout)
+
+    def _move(self, tensor: Tensor, on_device: bool, dtype: torch.dtype | None) -> Tensor:
+        """A copy in the other memory. A real tensor becomes a meta one; its data stays."""
+        dtype = dtype or tensor.dtype
+        if not tensor.is_meta:
+            tensor = self._recorder.lift(tensor)
+        if self._recorder.on_device(tensor) == on_device:
+            return tensor.to(dtype)
+        with self._recorder.placing(on_device):
+            moved = torch.ops.aten._to_copy(tensor, dtype=dtype)
+        assert isinstance(moved, Tensor)
+        return moved
+
+    def _cuda(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        return self._move(args[0], True, None)
+
+    def _cpu(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        return self._move(args[0], False, None)
+
+    def _same(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0]
+
+    def _not_pinned(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return False
+
+    # -- reading data ------------------------------------------------------------------------
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        value = self._recorder.known_value(tensor)
+        if value is not None:
+            return value
+        if tensor.is_floating_point():
+            self._recorder.note("a tensor that the code copies to numpy or a list was taken as zeros")
+            with torch._C._DisableTorchDispatch():
+                return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_CPU)
+        return tensor  # torch's own message would follow; the recorder words it instead
+
+    def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        value = self._read(args[0])
+        if value.is_meta:
+            self._recorder.refuse("numpy()")
+        with torch._C._DisableTorchDispatch():
+            return value.detach().numpy()
+
+    def _tolist(self, func: Any, args: Any, kwargs: Any) -> Any:
+        value = self._read(args[0])
+        if value.is_meta:
+            self._recorder.refuse("tolist()")
+        with torch._C._DisableTorchDispatch():
+            return value.tolist()
+
+    def _deepcopy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, memo = args
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if not tensor.is_meta:
+            copied: Tensor = self._recorder.lift(tensor)
+        else:
+            copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = copied
+        return copied
+
+    def _data_ptr(self, func: Any, args: Any, kwargs: Any) -> int:
+        # Code compares pointers to find tied weights and flat buffers; identity is what it needs.
+        tensor: Tensor = args[0]
+        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+
+def _plain(data: Any) -> Any:
+    """Numbers inside nested sequences may be zero-dim tensors; let torch see Python numbers."""
+    if isinstance(data, Tensor):
+        return data.item()
+    if isinstance(data, (list, tuple)):
+        return type(data)(_plain(item) for item in data)
+    return data

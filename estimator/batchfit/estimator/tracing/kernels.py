@@ -1,0 +1,285 @@
+"""Kernels whose allocations on CUDA differ from those of the meta kernel, and the cuBLAS workspace.
+
+Each kernel here returns the outputs (empty meta tensors with CUDA's memory format) and tells the
+call context of buffers that live only while it runs. Sources: files under
+``aten/src/ATen/native/cudnn`` and ``native/cuda``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from ..errors import WorkloadError
+from ..units import KIB
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+aten = torch.ops.aten
+Kernel = Callable[["CallContext", Any, tuple[Any, ...], dict[str, Any]], Any]
+KERNELS: dict[Any, Kernel] = {}
+
+# cuBLAS workspace (CUDABlas / CublasHandlePool.cpp, parseChosenWorkspaceSize): the default
+# :4096:2:16:8 and, on Hopper and later, :4096:8. Confirmed as 8,519,680 and 33,554,432 bytes on
+# public allocator traces (tests/data/oracle/README.md, item 1).
+_WORKSPACE_DEFAULT = ":4096:2:16:8"
+_WORKSPACE_HOPPER = ":4096:8"
+
+_CUBLAS = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv",
+    "aten::dot", "aten::vdot", "aten::addbmm", "aten::addmm_", "aten::baddbmm_", "aten::_addmm_activation",
+    "aten::linalg_solve_triangular", "aten::triangular_solve", "aten::_int_mm", "aten::_scaled_mm",
+    "aten::_grouped_mm", "aten::linear",
+}  # fmt: skip
+
+
+def uses_cublas(func: Any) -> bool:
+    """Whether the operator takes a cuBLAS handle (and thereby its workspace)."""
+    return func._schema.name in _CUBLAS
+
+
+def cublas_workspace_bytes(capability: tuple[int, int], config: str | None = None) -> int:
+    """Bytes of one cuBLAS workspace.
+
+    Args:
+        capability: of the GPU; (9, 0) and later have the larger default.
+        config: ``CUBLAS_WORKSPACE_CONFIG``, a list of ``:KIB:COUNT``; None takes the environment.
+
+    Raises:
+        WorkloadError: the setting cannot be read.
+
+    >>> cublas_workspace_bytes((8, 0), ""), cublas_workspace_bytes((9, 0), "")
+    (8519680, 33554432)
+    """
+    if config is None:
+        config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    config = config or (_WORKSPACE_HOPPER if capability >= (9, 0) else _WORKSPACE_DEFAULT)
+    numbers = [n for n in config.split(":") if n]
+    if len(numbers) % 2 or not all(n.isdigit() for n in numbers):
+        raise WorkloadError(
+            f"CUBLAS_WORKSPACE_CONFIG is {config!r}; it must be pairs of KiB and count, as :4096:8"
+        )
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return sum(int(size) * KIB * int(count) for size, count in pairs)
+
+
+class CallContext:
+    """What kernels may ask and tell: scratch buffers, the workspaces of libraries.
+
+    Args:
+        capability: of the GPU.
+        workspaces: record what libraries allocate for themselves.
+    """
+
+    def __init__(self, capability: tuple[int, int], *, workspaces: bool = True) -> None:
+        self.capability = capability
+        self.workspaces = workspaces
+        self._recorder: Recorder | None = None
+        self._cublas_threads: set[bool] = set()
+        self._pending: list[int] = []
+
+    def attach(self, recorder: Recorder) -> None:
+        """The recorder that is told."""
+        self._recorder = recorder
+        self._cublas_threads.clear()
+
+    def scratch(self, sizes: Sequence[int], operator: str) -> None:
+        """Buffers that live until the running operator has returned its outputs."""
+        assert self._recorder is not None
+        self._pending += [self._recorder.transient(size, operator) for size in sizes if size]
+
+    def finish(self) -> None:
+        """The running operator has returned: its scratch buffers are free."""
+        assert self._recorder is not None
+        while self._pending:
+            self._recorder.release(self._pending.pop())
+
+    def gemm(self) -> None:
+        """A matrix product runs: the first one on each thread allocates a cuBLAS workspace.
+
+        The autograd engine runs CUDA nodes on a thread of its own, so training has two.
+        """
+        from .recorder import Category, Phase  # the recorder imports this module
+
+        if not self.workspaces:
+            return
+        assert self._recorder is not None
+        engine_thread = self._recorder.phase is Phase.BACKWARD
+        if engine_thread not in self._cublas_threads:
+            self._cublas_threads.add(engine_thread)
+            size = cublas_workspace_bytes(self.capability)
+            self._recorder.transient(size, "cublasCreate", Category.WORKSPACE)
+
+
+def _kernel(*overloads: Any) -> Callable[[Kernel], Kernel]:
+    def register(kernel: Kernel) -> Kernel:
+        for overload in overloads:
+            if overload in KERNELS:
+                raise ValueError(f"{overload} has a kernel already")
+            KERNELS[overload] = kernel
+        return kernel
+
+    return register
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device="meta", memory_format=memory_format)
+
+
+def _conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """cudnn_conv_suggest_memory_format (ConvUtils.h): channels_last if input or weight is."""
+    if x.dtype is torch.float64 or x.dim() not in (4, 5):
+        return torch.contiguous_format
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if last in (suggest_memory_format(x), suggest_memory_format(weight)):
+        return last
+    return torch.contiguous_format
+
+
+def _copy_bytes(tensor: Tensor, memory_format: torch.memory_format) -> int:
+    """Bytes of ``tensor.contiguous(memory_format)``: 0 where it is so already."""
+    return 0 if tensor.is_contiguous(memory_format=memory_format) else _nbytes(tensor)
+
+
+def _spread(values: Sequence[int], n: int) -> list[int]:
+    return list(values) * n if len(values) == 1 else list(values)
+
+
+def _conv_shape(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> list[int]:  # fmt: skip
+    """conv_output_size / conv_input_size (ConvUtils.h). Raises ValueError where it is not positive."""
+    n = x.dim() - 2
+    stride, padding, dilation = (_spread(v, n) for v in (stride, padding, dilation))
+    output_padding = _spread(output_padding, n)
+    sizes = []
+    for i in range(n):
+        span = dilation[i] * (weight.shape[i + 2] - 1)
+        if transposed:
+            size = (x.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + span + output_padding[i] + 1
+        else:
+            size = (x.shape[i + 2] + 2 * padding[i] - span - 1) // stride[i] + 1
+        sizes.append(size)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return [x.shape[0], channels, *sizes]
+
+
+@_kernel(aten.convolution.default)
+def _convolution(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """cudnn/ConvShared.cpp, cudnn_convolution_forward: operands made contiguous, one output."""
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    in_channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    shape = _conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if x.dim() != weight.dim() or x.shape[1] != in_channels or min(shape[2:]) <= 0 or kwargs:
+        return func(*args, **kwargs)  # let torch word the error
+    layout = _conv_format(x, weight)
+    call.scratch([_copy_bytes(x, layout), _copy_bytes(weight, layout)], "aten::contiguous")
+    return _empty(shape, x, layout)
+
+
+@_kernel(aten.convolution_backward.default)
+def _convolution_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """Convolution.cpp, convolution_backward: input, weight, then bias gradient."""
+    grad, x, weight, bias_sizes, *_, mask = args
+    layout = _conv_format(x, weight)
+    copies = [_copy_bytes(grad, layout), _copy_bytes(x, layout), _copy_bytes(weight, layout)]
+    call.scratch(copies, "aten::contiguous")
+    return (
+        _empty(x.shape, grad, layout) if mask[0] else None,
+        _empty(weight.shape, grad, layout) if mask[1] else None,
+        torch.empty(bias_sizes, dtype=grad.dtype, device="meta") if mask[2] else None,
+    )
+
+
+@_kernel(aten.cudnn_batch_norm.default)
+def _cudnn_batch_norm(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """cudnn/BatchNorm.cpp: output, saved mean and inverse deviation, an empty reserve space."""
+    x, weight, training = args[0], args[1], args[5]
+    channels = x.shape[1] if training else 0
+    return (
+        _empty(x.shape, x, suggest_memory_format(x)),
+        torch.empty(channels, dtype=weight.dtype, device="meta"),
+        torch.empty(channels, dtype=weight.dtype, device="meta"),
+        torch.empty(0, dtype=torch.uint8, device="meta"),
+    )
+
+
+@_kernel(aten.cudnn_batch_norm_backward.default)
+def _cudnn_batch_norm_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """cudnn/BatchNorm.cpp: the gradient is made contiguous in the input's format."""
+    x, grad, weight = args[0], args[1], args[2]
+    layout = suggest_memory_format(x)
+    call.scratch([_copy_bytes(grad, layout)], "aten::contiguous")
+    return (
+        _empty(x.shape, x, layout),
+        torch.empty(weight.shape, dtype=weight.dtype, device="meta"),
+        torch.empty(weight.shape, dtype=weight.dtype, device="meta"),
+    )
+
+
+@_kernel(aten._cudnn_rnn.default)
+def _cudnn_rnn(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """cudnn/RNN.cpp: output, last states, and the reserve space that backward reads."""
+    (x, weights, _, _, hx, cx, mode, hidden, proj, layers, batch_first, _, train, both, sizes,
+     _) = args  # fmt: skip
+    directions = 2 if both else 1
+    width = (proj or hidden) * directions
+    steps = len(sizes) or x.shape[1 if batch_first else 0]
+    batch = sizes[0] if sizes else x.shape[0 if batch_first else 1]
+    out_shape = [x.shape[0], width] if sizes else [*x.shape[:2], width]
+    cell = [layers * directions, batch, hidden]
+    reserve = 0
+    if train:
+        samples = x.shape[0] if sizes else steps * batch
+        reserve = rnn_reserve_bytes(mode, layers, directions, samples, hidden, x.element_size())
+    return (
+        torch.empty(out_shape, dtype=x.dtype, device="meta"),
+        torch.empty([layers * directions, batch, proj or hidden], dtype=x.dtype, device="meta"),
+        torch.empty(cell if cx is not None else 0, dtype=x.dtype, device="meta"),
+        torch.empty(reserve, dtype=torch.uint8, device="meta"),
+        torch.empty(0, dtype=x.dtype, device="meta"),
+    )
+
+
+def rnn_reserve_bytes(
+    mode: int, layers: int, directions: int, samples: int, hidden: int, itemsize: int
+) -> int:
+    """Bytes that cuDNN keeps per forward pass of an RNN for its backward pass.
+
+    cuDNN documents no formula. Counted here is what the backward pass of the cell needs: the
+    activated gates (4 for LSTM, 3 plus the hidden projection for GRU, 1 for plain RNN), the cell
+    state, and each layer's output. Not confirmed by a measurement.
+    """
+    per_unit = {0: 2, 1: 2, 2: 6, 3: 5}[mode]
+    return per_unit * layers * directions * samples * hidden * itemsize
+
+
+@_kernel(aten._cudnn_rnn_backward.default)
+def _cudnn_rnn_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """cudnn/RNN.cpp: gradients of input and states, and of all weights as views of one buffer."""
+    x, weights, hx, cx, mask = args[0], args[1], args[4], args[5], args[-1]
+    grads: list[Tensor] = []
+    if mask[3]:
+        total = sum(w.numel() for w in weights)
+        flat = torch.empty(total, dtype=x.dtype, device="meta")
+        offset = 0
+        for weight in weights:
+            grads.append(flat[offset : offset + weight.numel()].view(weight.shape))
+            offset += weight.numel()
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device="meta"),
+        torch.empty(hx.shape, dtype=x.dtype, device="meta"),
+        torch.empty(cx.shape, dtype=x.dtype, device="meta") if cx is not None else None,
+        grads,
+    )

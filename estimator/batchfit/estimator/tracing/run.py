@@ -1,0 +1,238 @@
+"""Run a workload once and record it: on meta as a GPU would run it, or on the CPU for real."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+from torch.optim import optimizer as optim
+
+from ..cuda_rules import AttentionRules, Autocast, Backend, cuda_rules
+from ..errors import BatchfitError, TraceError, WorkloadError
+from ..gpus import GPU
+from ..workload import Step, Workload
+from .devices import CudaDevices
+from .kernels import CallContext
+from .patches import patched
+from .recorder import Category, Log, Phase, Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One recorded run.
+
+    Attributes:
+        batch: the batch size it was run at.
+        log: births and deaths, with what is known of each storage.
+        paths: module paths by the numbers in ``log.modules``.
+        model: the replica that ran, on meta, for its structure; None for a step function.
+    """
+
+    batch: int
+    log: Log
+    paths: list[str]
+    model: nn.Module | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How to trace.
+
+    Attributes:
+        gpu: decides kernels and workspaces.
+        attention: an attention kernel to prefer over CUDA's choice.
+        workspaces: count what libraries allocate for themselves (cuBLAS).
+        steps: whole steps to run; optimizer state is born in the first.
+    """
+
+    gpu: GPU
+    attention: Backend | None = None
+    workspaces: bool = True
+    steps: int = 2
+
+
+class _Residents:
+    """Finds out what the tensors of a run are for: parameters, gradients, optimizer state."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._modules: dict[int, nn.Module] = {}
+        self._optimizers: dict[int, Optimizer] = {}
+        self._params: dict[int, nn.Parameter] = {}
+
+    def add_module(self, module: nn.Module) -> None:
+        if id(module) not in self._modules:
+            self._modules[id(module)] = module
+            self._name(module)
+
+    def _name(self, module: nn.Module) -> None:
+        for param in module.parameters():
+            self._params[id(param)] = param
+            self._settle(param, Category.PARAMETERS)
+        for buffer in module.buffers():
+            self._settle(buffer, Category.BUFFERS)
+
+    def _settle(self, tensor: torch.Tensor, category: Category) -> None:
+        if self._recorder.index_of(tensor) is not None:
+            self._recorder.settle(tensor, category)
+
+    def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = optimizer
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    self._params[id(param)] = param
+                    self._settle(param, Category.PARAMETERS)
+        self.gradients()
+
+    def gradients(self) -> None:
+        for param in self._params.values():
+            if param.grad is not None:
+                self._settle(param.grad, Category.GRADIENTS)
+
+    def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, Mapping) else ():
+                if isinstance(value, torch.Tensor):
+                    self._settle(value, Category.OPTIMIZER_STATE)
+
+    def hook(self, stack: ExitStack) -> None:
+        """Follow optimizers while the stack is open."""
+        for handle in (
+            optim.register_optimizer_step_pre_hook(self.before_optimizer),
+            optim.register_optimizer_step_post_hook(self.after_optimizer),
+        ):
+            stack.callback(handle.remove)
+
+
+def trace(workload: Workload, batch: int, options: TraceOptions) -> Trace:
+    """Run the workload on meta tensors as the GPU would run it.
+
+    Raises:
+        WorkloadError: the workload cannot be run as described (wrong inputs, no loss, ...).
+        TraceError: an operator cannot be traced; DataDependentError where it needs real data.
+    """
+    call = CallContext(options.gpu.capability, workspaces=options.workspaces)
+    recorder = Recorder("meta", call=call)
+    autocast = Autocast(lambda cast: recorder.settle(cast, Category.AUTOCAST_COPIES))
+    attention = AttentionRules(options.gpu.capability, options.attention)
+    residents = _Residents(recorder)
+    recorder.modules.on_root = residents.add_module
+    recorder.on_backward_end = residents.gradients
+    with ExitStack() as stack:
+        stack.enter_context(patched(recorder, options.gpu, autocast.clear))
+        stack.enter_context(recorder.modules.hooks())
+        residents.hook(stack)
+        stack.enter_context(cuda_rules(attention, autocast, recorder.assume))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(recorder)
+        stack.enter_context(CudaDevices(recorder))
+        model = _run(workload, batch, torch.device("cuda", 0), recorder, residents, options.steps)
+        recorder.close()
+    return Trace(batch, recorder.log, recorder.modules.paths, model)
+
+
+def record_cpu(workload: Workload, batch: int, steps: int = 2) -> Trace:
+    """Run the workload for real on the CPU and record the CPU's own storages."""
+    recorder = Recorder("cpu")
+    residents = _Residents(recorder)
+    recorder.modules.on_root = residents.add_module
+    with ExitStack() as stack:
+        stack.enter_context(recorder.modules.hooks())
+        residents.hook(stack)
+        stack.enter_context(recorder)
+        model = _run(workload, batch, torch.device("cpu"), recorder, residents, steps)
+        recorder.close()
+    return Trace(batch, recorder.log, recorder.modules.paths, model)
+
+
+def _run(
+    workload: Workload, batch: int, device: torch.device, recorder: Recorder,
+    residents: _Residents, steps: int,
+) -> nn.Module | None:  # fmt: skip
+    recorder.begin(Phase.INIT)
+    replica = _replicate if device.type == "cuda" else None
+    try:
+        step = workload.start(device, replica=replica)
+        modules = getattr(step, "modules", [])
+        for i, module in enumerate(modules):
+            recorder.modules.register(module, "" if i == 0 else type(module).__name__)
+            residents.add_module(module)
+        for number in range(1, steps + 1):
+            recorder.step = number
+            recorder.begin(Phase.FORWARD)
+            step(batch)
+        residents.gradients()
+        return modules[0] if modules else None
+    except BatchfitError:
+        raise
+    except Exception as error:
+        raise _explain(error, recorder, workload, batch) from error
+
+
+def _explain(error: Exception, recorder: Recorder, workload: Workload, batch: int) -> BatchfitError:
+    """An error of ours for what the user's code or torch raised: what happened, where, what to do."""
+    path = recorder.modules.paths[recorder.modules.current]
+    where = f" in module {path!r}" if path else ""
+    text = str(error).strip().splitlines()
+    first = text[0][:200] if text else ""
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if recorder.phase is Phase.INIT:
+        return WorkloadError(f"the model could not be built: {said}")
+    return TraceError(
+        f"the {recorder.phase} pass at batch {batch} failed{where}: {said}. Check that the inputs have "
+        "the shapes and dtypes that the model takes"
+    )
+
+
+def _replicate(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Parameter]]:
+    """A twin of an existing module on meta: same structure, no data. The module is not touched.
+
+    Runs within a trace. Parameters and buffers are put into deepcopy's memo, so that their data is
+    never copied; other tensors that the module holds are met by the device mode.
+    """
+    memo: dict[int, Any] = {}
+    twins: dict[int, nn.Parameter] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        if isinstance(param, UninitializedParameter):
+            raise WorkloadError(
+                f"parameter {name!r} has no shape yet (a lazy module); run one batch through the "
+                "model first, or give sizes"
+            )
+        if id(param) not in memo:
+            twin = nn.Parameter(_like(param), requires_grad=param.requires_grad)
+            memo[id(param)] = twins[id(param)] = twin
+    for buffer in module.buffers():
+        if id(buffer) not in memo:
+            memo[id(buffer)] = _buffer_like(buffer)
+    try:
+        replica = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise WorkloadError(
+            f"{type(module).__name__} cannot be copied without its data ({error}); give the workload "
+            "a function that makes the model instead"
+        ) from error
+    return replica, twins
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+
+
+def _buffer_like(buffer: torch.Tensor) -> torch.Tensor:
+    """Small buffers keep their values (position ids, masks); the data of large ones stays behind."""
+    if buffer.numel() <= 2**16 and buffer.layout is torch.strided:
+        with torch._C._DisableTorchDispatch():
+            real = buffer.detach().cpu()
+        return torch.as_tensor(real).clone()
+    return _like(buffer)
+
+
+__all__ = ["Step", "Trace", "TraceOptions", "record_cpu", "trace"]
