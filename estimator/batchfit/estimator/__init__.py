@@ -1,0 +1,56 @@
+"""Predict the GPU memory of a PyTorch training step, without a GPU.
+
+>>> import torch
+>>> w = Workload(
+...     model=lambda: torch.nn.Linear(256, 10),
+...     inputs=lambda b: torch.empty(b, 256),
+...     loss="cross_entropy",
+...     optimizer="adamw",
+... )
+>>> e = estimate(w, gpu="T4")
+>>> e.fits(32)
+True
+"""
+
+from .budget import Budget
+from .errors import (
+    BatchfitError,
+    BudgetError,
+    DataDependentError,
+    OutOfMemory,
+    TargetError,
+    TraceError,
+    WorkloadError,
+)
+from .estimate import BatchAnswer, Estimate, MemoryCurve, estimate
+from .gpus import GPU, all_gpus, find_gpu
+from .layers import LayerSums
+from .solve import Outcome
+from .timeline import Moment, Timeline
+from .tracing import Category, Phase
+from .workload import Workload
+
+__all__ = [
+    "GPU",
+    "BatchAnswer",
+    "BatchfitError",
+    "Budget",
+    "BudgetError",
+    "Category",
+    "DataDependentError",
+    "Estimate",
+    "LayerSums",
+    "MemoryCurve",
+    "Moment",
+    "OutOfMemory",
+    "Outcome",
+    "Phase",
+    "TargetError",
+    "Timeline",
+    "TraceError",
+    "Workload",
+    "WorkloadError",
+    "all_gpus",
+    "estimate",
+    "find_gpu",
+]

@@ -76,6 +76,10 @@ class StandardStep:
             self._infer(batch)
             self._model.train()
 
+    def example(self, batch: int) -> Any:
+        """The inputs of a batch on the device, as the model gets them."""
+        return self._to_device(self._workload.host_inputs(batch))
+
     def _micro_step(self, batch: int) -> None:
         self._load(batch)
         with self._precision():
@@ -115,7 +119,7 @@ class StandardStep:
     def _load(self, batch: int) -> None:
         """The next batch: the names of the last one are rebound first, as a for loop does."""
         self._inputs = self._targets = None
-        self._inputs = self._to_device(self._workload.host_inputs(batch))
+        self._inputs = self.example(batch)
         if self._workload.targets is not None:
             self._targets = self._to_device(self._workload.targets(batch))
         elif self._target_shape is not None:

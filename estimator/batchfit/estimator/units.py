@@ -40,7 +40,9 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(str(text))
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise BudgetError(f"cannot read {text!r} as a memory size; write for example 22GiB or 500MiB")
+        raise BudgetError(
+            f"cannot read {text!r} as a memory size; write for example 22GiB or 500MiB"
+        )
     try:
         return int(Decimal(match[1]) * unit)
     except InvalidOperation:  # pragma: no cover - the pattern admits only decimal numbers

@@ -84,7 +84,9 @@ class Workload:
     def __post_init__(self) -> None:
         if self.build is not None:
             if self.model is not None or self.inputs is not None:
-                raise WorkloadError("a workload from a step function has no model or inputs of its own")
+                raise WorkloadError(
+                    "a workload from a step function has no model or inputs of its own"
+                )
             return
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise WorkloadError(
@@ -102,7 +104,9 @@ class Workload:
         if isinstance(self.optimizer, str):
             parse_optimizer(self.optimizer)
         if self.accumulate < 1:
-            raise WorkloadError(f"accumulate must be at least 1 micro-batch, found {self.accumulate}")
+            raise WorkloadError(
+                f"accumulate must be at least 1 micro-batch, found {self.accumulate}"
+            )
 
     @classmethod
     def from_step(cls, build: Build, *, name: str = "") -> Workload:

@@ -177,7 +177,11 @@ def fp32_set_opt_dtype(autocast: Autocast, op: Any) -> Callable[..., Any]:
     """Policy ``fp32_set_opt_dtype``: only where the first argument is floating, dtype unset."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if autocast.enabled() and _eligible(_first_tensor(args)) and not _has_dtype(op, args, kwargs):
+        if (
+            autocast.enabled()
+            and _eligible(_first_tensor(args))
+            and not _has_dtype(op, args, kwargs)
+        ):
             kwargs = dict(kwargs, dtype=torch.float32)
             names = [a.name for a in op._schema.arguments if not a.kwarg_only]
             if "dtype" in names[: len(args)]:  # passed by position as None

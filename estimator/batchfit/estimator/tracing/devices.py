@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from .recorder import Recorder
+from .recorder import Category, Phase, Recorder
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -163,6 +163,8 @@ class CudaDevices(TorchFunctionMode):
         with self._recorder.placing(on_device):
             moved = torch.ops.aten._to_copy(tensor, dtype=dtype)
         assert isinstance(moved, Tensor)
+        if on_device and self._recorder.phase is Phase.FORWARD:
+            self._recorder.settle(moved, Category.INPUTS)
         return moved
 
     def _cuda(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -184,7 +186,9 @@ class CudaDevices(TorchFunctionMode):
         if value is not None:
             return value
         if tensor.is_floating_point():
-            self._recorder.note("a tensor that the code copies to numpy or a list was taken as zeros")
+            self._recorder.note(
+                "a tensor that the code copies to numpy or a list was taken as zeros"
+            )
             with torch._C._DisableTorchDispatch():
                 return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_CPU)
         return tensor  # torch's own message would follow; the recorder words it instead

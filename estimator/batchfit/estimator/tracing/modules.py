@@ -43,6 +43,11 @@ class ModuleTracker:
         position = bisect_right(self._boundaries, sequence_number) - 1
         return self._owners[max(position, 0)]
 
+    def index_of(self, module: nn.Module) -> int:
+        """The index of a registered module's path; 0, the root, for others."""
+        known = self._names.get(id(module))
+        return known[1] if known is not None else 0
+
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Follow every module call of the process within the block."""

@@ -58,6 +58,9 @@ class _Idle:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def elapsed_time(self, other: Any) -> float:
         return 1.0
 
@@ -92,6 +95,18 @@ def _patch_cuda(patches: _Patches, gpu: GPU, recorder: Recorder) -> None:
     }  # fmt: skip
     for name, value in answers.items():
         patches.set(cuda, name, _constant(value))
+    accelerator = torch.accelerator
+    for name, value in {
+        "is_available": True,
+        "device_count": 1,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+        "current_stream": _Idle(),
+        "synchronize": None,
+        "empty_cache": None,
+    }.items():
+        if hasattr(accelerator, name):
+            patches.set(accelerator, name, _constant(value))
     for name in ("Stream", "Event", "device"):
         patches.set(cuda, name, _Idle)
     patches.set(torch.utils.checkpoint, "get_device_states", _constant(([], [])))

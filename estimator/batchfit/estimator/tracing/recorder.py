@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import DataDependentError, TraceError
 from .kernels import KERNELS, CallContext, uses_cublas
 from .modules import ModuleTracker
-from .values import Values
+from .values import UNKNOWN, Values
 
 aten = torch.ops.aten
 
@@ -59,6 +59,7 @@ class Log:
     """
 
     sizes: list[int] = field(default_factory=list)
+    itemsizes: list[int] = field(default_factory=list)
     operators: list[str] = field(default_factory=list)
     modules: list[int] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
@@ -71,7 +72,15 @@ class Log:
 class _Operator:
     """What is known of an operator from its schema; looked up once per operator."""
 
-    __slots__ = ("cublas", "data_dependent", "deterministic", "kernel", "mutates", "name", "returns")
+    __slots__ = (
+        "cublas",
+        "data_dependent",
+        "deterministic",
+        "kernel",
+        "mutates",
+        "name",
+        "returns",
+    )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -140,19 +149,18 @@ class Recorder(TorchDispatchMode):
         self.phase = phase
         self.log.marks.append((len(self.log.events), phase, self.step))
 
-    def settle(self, tensor: Tensor, category: Category) -> None:
-        """Move a host tensor to the GPU without a copy, or name what a GPU tensor is for."""
-        storage = tensor.untyped_storage()
-        entry = self._alive.get(storage._cdata)
-        if entry is None or entry[1] < 0:
-            self._alive.pop(storage._cdata, None)
-            self._birth(storage, f"aten::{category.value.replace(' ', '_')}", category)
-        elif self.log.categories[entry[1]] is None:
-            self.log.categories[entry[1]] = category
+    def settle(self, tensor: Tensor, category: Category, module: int | None = None) -> None:
+        """Say what a recorded tensor is for, and which module it belongs to; the first word holds."""
+        index = self.index_of(tensor)
+        if index is None or self.log.categories[index] is not None:
+            return
+        self.log.categories[index] = category
+        if module is not None:
+            self.log.modules[index] = module
 
     def transient(self, size: int, operator: str, category: Category | None = None) -> int:
         """Record a birth that no tensor stands for; returns its number for :meth:`release`."""
-        return self._append(size, operator, category)
+        return self._append(size, 1, operator, category)
 
     def release(self, index: int) -> None:
         """Record the death of a :meth:`transient`."""
@@ -170,10 +178,11 @@ class Recorder(TorchDispatchMode):
 
     # -- births and deaths -------------------------------------------------------------------
 
-    def _append(self, size: int, operator: str, category: Category | None) -> int:
+    def _append(self, size: int, itemsize: int, operator: str, category: Category | None) -> int:
         log = self.log
         index = len(log.sizes)
         log.sizes.append(size)
+        log.itemsizes.append(itemsize)
         log.operators.append(operator)
         log.modules.append(self._module())
         log.phases.append(self.phase)
@@ -187,10 +196,6 @@ class Recorder(TorchDispatchMode):
             if node is not None and self.modules.current == 0:
                 return self.modules.at_node(node._sequence_nr())
         return self.modules.current
-
-    def _birth(self, storage: Any, operator: str, category: Category | None = None) -> None:
-        index = self._append(storage.nbytes(), operator, category)
-        self._watch(storage, index)
 
     def _watch(self, storage: Any, index: int) -> None:
         key = storage._cdata
@@ -209,10 +214,10 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if storage._cdata in self._alive:
             return
+        index = -1
         if on_device:
-            self._birth(storage, operator)
-        else:
-            self._watch(storage, -1)
+            index = self._append(storage.nbytes(), tensor.element_size(), operator, None)
+        self._watch(storage, index)
 
     # -- the operator call -------------------------------------------------------------------
 
@@ -384,7 +389,7 @@ class Recorder(TorchDispatchMode):
     def _compute(self, func: Any, op: _Operator, args: Any, kwargs: Any, out: Any) -> None:
         known = {k: self._shadow(v) for k, v in kwargs.items()}
         result = self.values.compute(func, tuple(self._shadow(a) for a in args), known)
-        if result is None:
+        if result is UNKNOWN:
             for i in op.mutates:
                 self._forget(args[i])
             return
@@ -427,7 +432,9 @@ class Recorder(TorchDispatchMode):
         if value is not None:
             return value.item()
         if tensor.is_floating_point():
-            self.note("a number that the code reads from the GPU (such as loss.item()) was taken as 0")
+            self.note(
+                "a number that the code reads from the GPU (such as loss.item()) was taken as 0"
+            )
             return 0.0
         raise DataDependentError(
             f"{self._where()} reads a {tensor.dtype} value that only real data can give (.item(), "
@@ -450,11 +457,11 @@ class Recorder(TorchDispatchMode):
         self, func: Any, op: _Operator, args: Any, kwargs: Any, tensors: list[Tensor], device: bool
     ) -> Any:
         """nonzero, unique, masked_select: run on the known values, give back the shape found."""
-        result = None
+        result: Any = UNKNOWN
         if all(self.values.known(t.untyped_storage()._cdata) for t in tensors):
             known = {k: self._shadow(v) for k, v in kwargs.items()}
             result = self.values.compute(func, tuple(self._shadow(a) for a in args), known)
-        if result is None:
+        if result is UNKNOWN:
             raise DataDependentError(
                 f"{self._where()} calls {op.name}, whose result has a size that only real data can "
                 "tell; trace a part of the model without it, or give inputs whose values are known"
@@ -479,4 +486,3 @@ class Recorder(TorchDispatchMode):
             f"({str(error).splitlines()[0][:120]}); leave that part out of the workload, or give it "
             "a meta kernel with torch.library.register_fake"
         )
-

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,43 +65,45 @@ class _Residents:
         self._recorder = recorder
         self._modules: dict[int, nn.Module] = {}
         self._optimizers: dict[int, Optimizer] = {}
-        self._params: dict[int, nn.Parameter] = {}
+        # id -> (parameter, number of the module path that owns it)
+        self._params: dict[int, tuple[nn.Parameter, int]] = {}
 
-    def add_module(self, module: nn.Module) -> None:
-        if id(module) not in self._modules:
-            self._modules[id(module)] = module
-            self._name(module)
-
-    def _name(self, module: nn.Module) -> None:
-        for param in module.parameters():
-            self._params[id(param)] = param
-            self._settle(param, Category.PARAMETERS)
-        for buffer in module.buffers():
-            self._settle(buffer, Category.BUFFERS)
-
-    def _settle(self, tensor: torch.Tensor, category: Category) -> None:
-        if self._recorder.index_of(tensor) is not None:
-            self._recorder.settle(tensor, category)
+    def add_module(self, root: nn.Module) -> None:
+        """Name the parameters and buffers of a module and all below it."""
+        if id(root) in self._modules:
+            return
+        self._modules[id(root)] = root
+        for module in root.modules():
+            owner = self._recorder.modules.index_of(module)
+            for param in module.parameters(recurse=False):
+                self._params.setdefault(id(param), (param, owner))
+                self._recorder.settle(param, Category.PARAMETERS, owner)
+            for buffer in module.buffers(recurse=False):
+                self._recorder.settle(buffer, Category.BUFFERS, owner)
 
     def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        """Called before each optimizer step: its parameters and their gradients are known now."""
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             for group in optimizer.param_groups:
                 for param in group["params"]:
-                    self._params[id(param)] = param
-                    self._settle(param, Category.PARAMETERS)
+                    self._params.setdefault(id(param), (param, 0))
+                    self._recorder.settle(param, Category.PARAMETERS)
         self.gradients()
 
     def gradients(self) -> None:
-        for param in self._params.values():
+        """Name the gradients that exist now."""
+        for param, owner in self._params.values():
             if param.grad is not None:
-                self._settle(param.grad, Category.GRADIENTS)
+                self._recorder.settle(param.grad, Category.GRADIENTS, owner)
 
     def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        for state in optimizer.state.values():
+        """Called after each optimizer step: name the state it made."""
+        for param, state in optimizer.state.items():
+            owner = self._params.get(id(param), (None, 0))[1]
             for value in state.values() if isinstance(state, Mapping) else ():
                 if isinstance(value, torch.Tensor):
-                    self._settle(value, Category.OPTIMIZER_STATE)
+                    self._recorder.settle(value, Category.OPTIMIZER_STATE, owner)
 
     def hook(self, stack: ExitStack) -> None:
         """Follow optimizers while the stack is open."""
@@ -112,13 +114,9 @@ class _Residents:
             stack.callback(handle.remove)
 
 
-def trace(workload: Workload, batch: int, options: TraceOptions) -> Trace:
-    """Run the workload on meta tensors as the GPU would run it.
-
-    Raises:
-        WorkloadError: the workload cannot be run as described (wrong inputs, no loss, ...).
-        TraceError: an operator cannot be traced; DataDependentError where it needs real data.
-    """
+@contextmanager
+def simulated_gpu(options: TraceOptions) -> Iterator[tuple[Recorder, _Residents]]:
+    """Within the block, code that says "cuda" runs on a simulated GPU, and is recorded."""
     call = CallContext(options.gpu.capability, workspaces=options.workspaces)
     recorder = Recorder("meta", call=call)
     autocast = Autocast(lambda cast: recorder.settle(cast, Category.AUTOCAST_COPIES))
@@ -134,8 +132,21 @@ def trace(workload: Workload, batch: int, options: TraceOptions) -> Trace:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(recorder)
         stack.enter_context(CudaDevices(recorder))
+        try:
+            yield recorder, residents
+        finally:
+            recorder.close()
+
+
+def trace(workload: Workload, batch: int, options: TraceOptions) -> Trace:
+    """Run the workload on meta tensors as the GPU would run it.
+
+    Raises:
+        WorkloadError: the workload cannot be run as described (wrong inputs, no loss, ...).
+        TraceError: an operator cannot be traced; DataDependentError where it needs real data.
+    """
+    with simulated_gpu(options) as (recorder, residents):
         model = _run(workload, batch, torch.device("cuda", 0), recorder, residents, options.steps)
-        recorder.close()
     return Trace(batch, recorder.log, recorder.modules.paths, model)
 
 
@@ -149,7 +160,6 @@ def record_cpu(workload: Workload, batch: int, steps: int = 2) -> Trace:
         residents.hook(stack)
         stack.enter_context(recorder)
         model = _run(workload, batch, torch.device("cpu"), recorder, residents, steps)
-        recorder.close()
     return Trace(batch, recorder.log, recorder.modules.paths, model)
 
 
@@ -170,6 +180,8 @@ def _run(
             recorder.begin(Phase.FORWARD)
             step(batch)
         residents.gradients()
+        # Before the step object goes: what it holds is alive at the end of the timeline.
+        recorder.close()
         return modules[0] if modules else None
     except BatchfitError:
         raise

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Largest tensor whose value is carried. Integers and booleans steer control flow (a 16 x 4096
-# attention mask); floats only as scalars and short tables (inverse frequencies, schedules).
-_LIMIT_EXACT = 2**17
+# Largest tensor whose value is carried. Integers and booleans steer control flow (a
+# 1024 x 4096 attention mask); floats only as scalars and short tables (inverse frequencies, schedules).
+_LIMIT_EXACT = 2**22
 _LIMIT_FLOAT = 2**12
 
 aten = torch.ops.aten
+
+#: The value of a result that could not be computed (an in-place operator may well give None).
+UNKNOWN = object()
 
 # Operators without tensor inputs whose result is random. Values are drawn from a private generator.
 _RANDOM = {
@@ -32,7 +35,9 @@ _RANDOM_NAMES = (
 
 
 def _limit(tensor: Tensor) -> int:
-    return _LIMIT_FLOAT if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _LIMIT_EXACT
+    return (
+        _LIMIT_FLOAT if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _LIMIT_EXACT
+    )
 
 
 class Values:
@@ -107,7 +112,7 @@ class Values:
 
     @staticmethod
     def compute(func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operator on known values; None where the CPU has no such kernel.
+        """Run the operator on known values; UNKNOWN where the CPU has no such kernel.
 
         The meta run has accepted the arguments already, so a failure here says only that the
         value stays unknown (an operator that exists on CUDA only, a dtype the CPU lacks).
@@ -119,7 +124,7 @@ class Values:
         try:
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
-            return None
+            return UNKNOWN
 
     @staticmethod
     def small(out: Tensor) -> bool:

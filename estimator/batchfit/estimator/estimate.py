@@ -1,0 +1,379 @@
+"""The estimate: peak memory at any batch size, where it goes, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from .budget import DEFAULT_MARGIN, Budget, explicit_budget, gpu_budget
+from .cuda_rules import BACKENDS, Backend
+from .errors import WorkloadError
+from .gpus import GPU, find_gpu
+from .layers import LayerSums, layer_sums
+from .solve import Outcome, candidates, check_batch, largest
+from .timeline import BLOCK, Ints, Moment, Timeline, deviations, from_trace, merge
+from .tracing import Category, Phase, Trace, TraceOptions, trace
+from .units import format_bytes
+from .workload import Workload
+
+#: Which GPU's kernels are assumed where none is named: the most common data-centre card.
+DEFAULT_GPU = "A100 80GB"
+
+# Batch sizes of the two traces. 1 is avoided: code treats it specially (squeeze, batch norm).
+_BATCHES = (2, 3)
+
+# Largest number of elements that 32-bit index arithmetic can address: cuDNN and many CUDA kernels
+# refuse larger tensors ("canUse32BitIndexMath", ATen/native/CanUse32BitIndexMath.h).
+_MAX_ELEMENTS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """The answer to "how large can the batch be".
+
+    Attributes:
+        batch: the largest batch; 0 where none fits.
+        outcome: what the number means.
+        budget: what was available.
+        peak: bytes at ``batch``, or at the smallest batch where that does not fit.
+        short_by: bytes missing at the smallest batch; 0 where something fits.
+        largest_category: what takes the most at the peak.
+        confirmed: a trace at the answer itself agrees with the timeline.
+    """
+
+    batch: int
+    outcome: Outcome
+    budget: Budget
+    peak: int
+    short_by: int
+    largest_category: Category
+    confirmed: bool
+
+    def __str__(self) -> str:
+        if self.outcome is Outcome.DOES_NOT_FIT:
+            return (
+                f"{self.outcome}: {format_bytes(self.peak)} needed, {format_bytes(self.short_by)} more "
+                f"than the budget of {self.budget}; {self.largest_category} take the most"
+            )
+        return f"{self.batch}: {self.outcome} ({format_bytes(self.peak)} of {self.budget})"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Allocated bytes over a run, after each birth and death of a storage.
+
+    Attributes:
+        allocated: shape (events,), bytes.
+        by_category: category -> shape (events,), bytes; they add up to ``allocated``.
+        marks: (event, phase, step) at which each phase begins.
+    """
+
+    allocated: Ints
+    by_category: dict[Category, Ints]
+    marks: list[tuple[int, Phase, int]]
+
+
+class Estimate:
+    """What a workload needs on a GPU, for every batch size. Made by :func:`estimate`."""
+
+    def __init__(
+        self, workload: Workload, options: TraceOptions, timeline: Timeline | None,
+        traces: list[Trace], notes: list[str],
+    ) -> None:  # fmt: skip
+        self.workload = workload
+        self.gpu = options.gpu
+        self._options = options
+        self._timeline = timeline
+        self._direct: dict[int, Timeline] = {}
+        self._notes = notes
+        self._log_notes = [t.log.notes for t in traces]
+        self._itemsizes = np.asarray(traces[0].log.itemsizes, dtype=np.int64)
+        self._confirmed: dict[int, bool] = {}
+
+    def __repr__(self) -> str:
+        name = self.workload.name or "workload"
+        return f"<Estimate of {name} on {self.gpu.name}>"
+
+    # -- bytes -------------------------------------------------------------------------------
+
+    @property
+    def affine(self) -> bool:
+        """Whether one timeline holds for all batch sizes; if not, each one asked for is traced."""
+        return self._timeline is not None
+
+    def timeline_at(self, batch: int) -> Timeline:
+        """The timeline that holds at this batch size."""
+        check_batch(batch)
+        if self._timeline is not None:
+            return self._timeline
+        if batch not in self._direct:
+            self._direct[batch] = from_trace(trace(self.workload, batch, self._options))
+        return self._direct[batch]
+
+    def peak(self, batch: int) -> int:
+        """Bytes that ``torch.cuda.max_memory_allocated`` would report."""
+        return self.timeline_at(batch).peak(batch)
+
+    def peak_moment(self, batch: int) -> Moment:
+        """When the peak is reached: phase, step, operator and module."""
+        return self.timeline_at(batch).peak_moment(batch)
+
+    def phase_peaks(self, batch: int) -> dict[Phase, int]:
+        """The peak within each phase."""
+        return self.timeline_at(batch).phase_peaks(batch)
+
+    def breakdown(self, batch: int) -> dict[Category, int]:
+        """Bytes by category at the peak; they add up to :meth:`peak`."""
+        timeline = self.timeline_at(batch)
+        return self._sum_at_peak(timeline, batch, lambda i: timeline.categories[i])
+
+    def by_module(self, batch: int, depth: int | None = None) -> dict[str, int]:
+        """Bytes by module path at the peak, largest first; they add up to :meth:`peak`.
+
+        Args:
+            batch: the batch size.
+            depth: cut paths after so many names; None keeps them whole.
+        """
+        timeline = self.timeline_at(batch)
+
+        def owner(i: int) -> str:
+            path = timeline.modules[i]
+            return path if depth is None else ".".join(path.split(".")[:depth])
+
+        sums = self._sum_at_peak(timeline, batch, owner)
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @staticmethod
+    def _sum_at_peak(timeline: Timeline, batch: int, key: Callable[[int], Any]) -> dict[Any, int]:
+        sizes = timeline.sizes(batch)
+        sums: dict[Any, int] = {}
+        for i in timeline.alive_at(timeline.peak_moment(batch).position):
+            size = -(-int(sizes[i]) // BLOCK) * BLOCK
+            if size:
+                sums[key(i)] = sums.get(key(i), 0) + size
+        return sums
+
+    def timeline(self, batch: int) -> MemoryCurve:
+        """Allocated bytes over the run, in total and by category."""
+        timeline = self.timeline_at(batch)
+        blocks = -(-timeline.sizes(batch) // BLOCK) * BLOCK
+        births = timeline.events >= 0
+        index = np.where(births, timeline.events, ~timeline.events)
+        deltas = np.where(births, blocks[index], -blocks[index])
+        kinds = np.asarray([list(Category).index(c) for c in timeline.categories])[index]
+        curves = {
+            category: np.cumsum(np.where(kinds == k, deltas, 0))
+            for k, category in enumerate(Category)
+        }
+        return MemoryCurve(np.cumsum(deltas), curves, timeline.marks)
+
+    @cached_property
+    def layers(self) -> LayerSums | None:
+        """torchinfo's sums and the layer tree; None for a workload from a step function."""
+        timeline = self.timeline_at(_BATCHES[0])
+        sizes = timeline.sizes(_BATCHES[0])
+        state = sum(
+            int(sizes[i])
+            for i in timeline.alive_at(len(timeline.events) - 1)
+            if timeline.categories[i] is Category.OPTIMIZER_STATE
+        )
+        return layer_sums(self.workload, self._options, state)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def budget(
+        self, budget: int | str | Budget | None = None, margin: int | str | None = None
+    ) -> Budget:
+        """The budget meant: the GPU's, with a margin, or an explicit one."""
+        if isinstance(budget, Budget):
+            return budget
+        if budget is not None:
+            return explicit_budget(budget, self.gpu)
+        return gpu_budget(self.gpu, DEFAULT_MARGIN if margin is None else margin)
+
+    def fits(
+        self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
+    ) -> bool:
+        """Whether a batch fits on the GPU, or in a budget."""
+        return self.peak(check_batch(batch)) <= self.budget(budget, margin).bytes
+
+    def index_limit(self) -> int:
+        """The largest batch at which no tensor has more elements than 32 bits can count."""
+        timeline = self.timeline_at(_BATCHES[0])
+        slopes = timeline.per_sample if self.affine else timeline.fixed // _BATCHES[0]
+        fixed = timeline.fixed if self.affine else 0
+        room = _MAX_ELEMENTS * self._itemsizes - fixed
+        growing = slopes > 0
+        if not growing.any():
+            return _MAX_ELEMENTS
+        return max(1, int((room[growing] // slopes[growing]).min()))
+
+    def largest_batch(
+        self, budget: int | str | Budget | None = None, power_of_two: bool = False,
+        multiple_of: int = 1, cap: int | None = None, margin: int | str | None = None,
+    ) -> int:  # fmt: skip
+        """The largest batch that fits; 0 if none does. See :meth:`answer`."""
+        return self.answer(budget, power_of_two, multiple_of, cap, margin).batch
+
+    def answer(
+        self, budget: int | str | Budget | None = None, power_of_two: bool = False,
+        multiple_of: int = 1, cap: int | None = None, margin: int | str | None = None,
+    ) -> BatchAnswer:  # fmt: skip
+        """The largest batch that fits, and what the number means.
+
+        Args:
+            budget: bytes that PyTorch may reserve, as an int or "22GiB"; None takes the GPU's
+                total minus context and margin.
+            power_of_two: only powers of two (times ``multiple_of``).
+            multiple_of: only multiples of this.
+            cap: never more than this, for example the size of the dataset.
+            margin: bytes of the GPU to keep free.
+
+        Raises:
+            WorkloadError: conditions that no batch size meets.
+            BudgetError: a budget that no job can be given.
+        """
+        room = self.budget(budget, margin)
+        candidate = candidates(multiple_of, power_of_two)
+        limit = self.index_limit()
+        top = limit if cap is None else min(check_batch(cap), limit)
+        if candidate(1) > top:
+            raise WorkloadError(
+                f"no batch size up to {top} is {'a power of two and ' if power_of_two else ''}a multiple "
+                f"of {multiple_of}"
+            )
+        batch = largest(lambda b: self.peak(b) <= room.bytes, candidate, top)
+        if batch and not self._confirm(batch):
+            batch = largest(lambda b: self.peak(b) <= room.bytes, candidate, top)
+        at = batch or candidate(1)
+        peak = self.peak(at)
+        outcome = Outcome.FITS
+        if not batch:
+            outcome = Outcome.DOES_NOT_FIT
+        elif not power_of_two and batch + multiple_of > top:
+            outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
+        elif power_of_two and batch * 2 > top and self.peak(batch) * 2 <= room.bytes:
+            outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
+        parts = self.breakdown(at)
+        return BatchAnswer(
+            batch=batch, outcome=outcome, budget=room, peak=peak,
+            short_by=0 if batch else peak - room.bytes,
+            largest_category=max(parts, key=lambda c: parts[c]), confirmed=bool(batch),
+        )  # fmt: skip
+
+    def _confirm(self, batch: int) -> bool:
+        """Trace at the answer. Where the timeline is off there, give it up and trace each batch."""
+        if self._timeline is None:
+            return True
+        if batch not in self._confirmed:
+            third = trace(self.workload, batch, self._options)
+            found = deviations(self._timeline, third)
+            self._confirmed[batch] = found == []
+            if found != []:
+                self._notes.append(_why_not_affine(found, batch))
+                self._timeline = None
+                self._direct[batch] = from_trace(third)
+        return self._confirmed[batch]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader should know: assumptions, and what is not certain and why."""
+        seen = dict.fromkeys(self._notes)
+        if self.gpu.note:
+            seen[self.gpu.note] = None
+        for notes in self._log_notes:
+            seen.update(dict.fromkeys(notes))
+        return list(seen)
+
+
+def _why_not_affine(found: list[tuple[str, str, int, int]] | None, batch: int) -> str:
+    if found is None:
+        return (
+            f"the step takes another path at batch {batch} than at {_BATCHES[0]}; each batch size was "
+            "traced by itself"
+        )
+    operator, module, predicted, actual = max(found, key=lambda d: abs(d[3] - d[2]))
+    where = f" in {module}" if module else ""
+    return (
+        f"{len(found)} storages do not grow in proportion to the batch (largest: {operator}{where}, "
+        f"{format_bytes(actual)} at batch {batch} instead of {format_bytes(predicted)}); each batch size "
+        "was traced by itself"
+    )
+
+
+def estimate(
+    workload: Workload | nn.Module,
+    example_inputs: Any = None,
+    *,
+    gpu: str | GPU | None = None,
+    attention: Backend | None = None,
+    workspaces: bool = True,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Estimate:
+    """Predict the GPU memory of a training step, without a GPU.
+
+    Args:
+        workload: a :class:`Workload`; or, in the short form, a module that exists.
+        example_inputs: with a module: one batch, batch dimension 0 (see ``Workload.inputs``).
+        gpu: decides kernels, workspaces and the budget; None takes an A100 80GB.
+        attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
+        workspaces: count what libraries allocate for themselves (cuBLAS since torch 2.0).
+        progress: told what is being done.
+        **options: with a module: further attributes of :class:`Workload` (loss, optimizer, ...).
+
+    Raises:
+        WorkloadError, TargetError: the workload or a name cannot be used.
+        TraceError, DataDependentError: the step cannot be traced.
+
+    >>> import torch
+    >>> e = estimate(nn.Linear(1024, 1024), torch.empty(8, 1024), optimizer="adamw", loss="mse")
+    >>> sum(e.breakdown(64).values()) == e.peak(64)
+    True
+    """
+    workload = _as_workload(workload, example_inputs, options)
+    if attention is not None and attention not in BACKENDS:
+        raise WorkloadError(f"attention must be one of {', '.join(BACKENDS)}; found {attention!r}")
+    notes = []
+    if gpu is None:
+        notes.append(f"no GPU was named: kernels and budget are those of the {DEFAULT_GPU}")
+    chosen = TraceOptions(find_gpu(gpu or DEFAULT_GPU), attention, workspaces)
+    traces = []
+    for batch in _BATCHES:
+        if progress is not None:
+            progress(f"tracing at batch {batch}")
+        traces.append(trace(workload, batch, chosen))
+    timeline = merge(*traces)
+    if timeline is None:
+        notes.append(
+            f"the step takes different paths at batch {_BATCHES[0]} and {_BATCHES[1]}; each batch size "
+            "was traced by itself"
+        )
+    return Estimate(workload, chosen, timeline, traces, notes)
+
+
+def _as_workload(workload: Any, example_inputs: Any, options: dict[str, Any]) -> Workload:
+    if isinstance(workload, Workload):
+        if example_inputs is not None or options:
+            given = ", ".join(
+                [*options, *(["example_inputs"] if example_inputs is not None else [])]
+            )
+            raise WorkloadError(
+                f"a Workload describes the whole job already; it does not go with {given}"
+            )
+        return workload
+    if not isinstance(workload, nn.Module):
+        raise WorkloadError(
+            f"estimate() takes a Workload, or a module and example inputs; found {type(workload).__name__}"
+        )
+    try:
+        return Workload(
+            model=workload, inputs=example_inputs, name=type(workload).__name__, **options
+        )
+    except TypeError as error:
+        raise WorkloadError(str(error).replace("Workload.__init__() ", "estimate() ")) from error

@@ -1,0 +1,218 @@
+"""One timeline for every batch size: each storage's bytes are fixed + per_sample x batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .tracing import Category, Phase, Trace
+
+Ints = npt.NDArray[np.int64]
+
+# c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
+BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An instant of the timeline: the event at ``position`` and what was going on."""
+
+    position: int
+    bytes: int
+    phase: Phase
+    step: int
+    operator: str
+    module: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Births and deaths of storages, with sizes that depend on the batch.
+
+    Attributes:
+        events: i >= 0 is the birth of storage i, ~i its death.
+        fixed: bytes of each storage that do not depend on the batch.
+        per_sample: bytes of each storage per unit of batch.
+        operators, modules, phases, categories: what is known of each storage.
+        marks: (position, phase, step) at which each phase begins.
+        deviations: storages that are not on their line at a third batch size, as
+            (operator, module, predicted bytes, traced bytes).
+    """
+
+    events: Ints
+    fixed: Ints
+    per_sample: Ints
+    operators: list[str]
+    modules: list[str]
+    phases: list[Phase]
+    categories: list[Category]
+    marks: list[tuple[int, Phase, int]]
+    deviations: tuple[tuple[str, str, int, int], ...] = ()
+
+    def sizes(self, batch: int) -> Ints:
+        """Requested bytes of every storage at this batch size."""
+        return self.fixed + self.per_sample * batch
+
+    def live(self, batch: int) -> Ints:
+        """Allocated bytes after each event, every storage rounded up to 512."""
+        blocks = (self.sizes(batch) + (BLOCK - 1)) // BLOCK * BLOCK
+        births = self.events >= 0
+        index = np.where(births, self.events, ~self.events)
+        return np.cumsum(np.where(births, blocks[index], -blocks[index]))
+
+    def peak(self, batch: int) -> int:
+        """The largest value of :meth:`live`."""
+        return int(self.live(batch).max(initial=0))
+
+    def peak_moment(self, batch: int) -> Moment:
+        """When the peak is reached, and by whom."""
+        live = self.live(batch)
+        position = int(live.argmax()) if len(live) else 0
+        return self.moment(position, int(live[position]) if len(live) else 0)
+
+    def moment(self, position: int, live: int) -> Moment:
+        """What happens at an event."""
+        event = int(self.events[position]) if len(self.events) else 0
+        index = event if event >= 0 else ~event
+        phase, step = self.phase_at(position)
+        operator = self.operators[index] if self.operators else ""
+        module = self.modules[index] if self.modules else ""
+        return Moment(position, live, phase, step, operator, module)
+
+    def phase_at(self, position: int) -> tuple[Phase, int]:
+        """The phase and step that an event belongs to."""
+        found = (Phase.INIT, 0)
+        for start, phase, step in self.marks:
+            if start > position:
+                break
+            found = (phase, step)
+        return found
+
+    def alive_at(self, position: int) -> list[int]:
+        """Storages that are alive after the event at ``position``, in order of birth."""
+        alive: dict[int, None] = {}
+        for event in self.events[: position + 1].tolist():
+            if event >= 0:
+                alive[event] = None
+            else:
+                alive.pop(~event, None)
+        return list(alive)
+
+    def phase_peaks(self, batch: int) -> dict[Phase, int]:
+        """The largest allocated bytes within each phase, over all steps."""
+        live = self.live(batch)
+        peaks: dict[Phase, int] = {}
+        bounds = [*self.marks, (len(live), Phase.INIT, 0)]
+        for (start, phase, _), (end, _, _) in zip(bounds, bounds[1:], strict=False):
+            if end > start:
+                peaks[phase] = max(peaks.get(phase, 0), int(live[start:end].max()))
+        return peaks
+
+
+def same_order(one: Trace, other: Trace) -> bool:
+    """Whether two traces tell the same story: same operators, births and deaths in one order."""
+    a, b = one.log, other.log
+    return (
+        a.operators == b.operators
+        and a.phases == b.phases
+        and _canonical(a.events) == _canonical(b.events)
+    )
+
+
+def _canonical(events: Sequence[int]) -> list[int]:
+    """Deaths between two births in a fixed order: it decides nothing, and may vary."""
+    result: list[int] = []
+    deaths: list[int] = []
+    for event in events:
+        if event < 0:
+            deaths.append(event)
+            continue
+        if deaths:
+            result += sorted(deaths)
+            deaths = []
+        result.append(event)
+    return result + sorted(deaths)
+
+
+def from_trace(trace: Trace) -> Timeline:
+    """The timeline of one batch size: sizes as traced, nothing per sample."""
+    sizes = np.asarray(trace.log.sizes, dtype=np.int64)
+    return _timeline(trace, sizes, np.zeros_like(sizes))
+
+
+def merge(one: Trace, other: Trace) -> Timeline | None:
+    """Lay a line through the two sizes of every storage.
+
+    Returns None where the traces differ in more than sizes, or a slope is not a whole number of
+    bytes: then there is no single timeline, and each batch size must be traced.
+    """
+    span = other.batch - one.batch
+    if span == 0 or not same_order(one, other):
+        return None
+    first = np.asarray(one.log.sizes, dtype=np.int64)
+    difference = np.asarray(other.log.sizes, dtype=np.int64) - first
+    if np.any(difference % span):
+        return None
+    slope = difference // span
+    return _timeline(one, first - slope * one.batch, slope)
+
+
+def deviations(timeline: Timeline, third: Trace) -> list[tuple[str, str, int, int]] | None:
+    """Storages of a third trace that are off the line; None where the order of events differs."""
+    log = third.log
+    if log.operators != timeline.operators or _canonical(log.events) != timeline.events.tolist():
+        return None
+    predicted = timeline.sizes(third.batch)
+    actual = np.asarray(log.sizes, dtype=np.int64)
+    return [
+        (timeline.operators[i], timeline.modules[i], int(predicted[i]), int(actual[i]))
+        for i in np.flatnonzero(predicted != actual).tolist()
+    ]
+
+
+def _timeline(trace: Trace, fixed: Ints, per_sample: Ints) -> Timeline:
+    log = trace.log
+    events = _canonical(log.events)
+    return Timeline(
+        events=np.asarray(events, dtype=np.int64),
+        fixed=fixed,
+        per_sample=per_sample,
+        operators=log.operators,
+        modules=[trace.paths[i] for i in log.modules],
+        phases=log.phases,
+        categories=_categories(trace, events),
+        marks=log.marks,
+    )
+
+
+def _categories(trace: Trace, events: list[int]) -> list[Category]:
+    """Fill in what the run could not know: activations outlive the forward pass that made them."""
+    log = trace.log
+    ends = _forward_ends(log.marks)
+    death = {~event: position for position, event in enumerate(events) if event < 0}
+    birth = {event: position for position, event in enumerate(events) if event >= 0}
+    result = []
+    for i, category in enumerate(log.categories):
+        if category is None:
+            if log.phases[i] is Phase.INIT:
+                category = Category.INPUTS
+            elif log.phases[i] is Phase.FORWARD and _outlives(birth[i], death.get(i), ends):
+                category = Category.ACTIVATIONS
+            else:
+                category = Category.TEMPORARIES
+        result.append(category)
+    return result
+
+
+def _forward_ends(marks: list[tuple[int, Phase, int]]) -> list[int]:
+    """Positions at which a backward pass begins; without any, at which a forward part ends."""
+    backward = [start for start, phase, _ in marks if phase is Phase.BACKWARD]
+    return backward or [start for start, _, step in marks if step > 1]
+
+
+def _outlives(birth: int, death: int | None, ends: list[int]) -> bool:
+    following = next((end for end in ends if end >= birth), None)
+    return following is not None and (death is None or death >= following)
