@@ -3,6 +3,7 @@
 User code says ``device="cuda"``, ``x.cuda()``, ``x.is_cuda``, ``torch.arange(n, device=x.device)``.
 A ``TorchFunctionMode`` sees every such call before torch's argument parser does, and answers as a
 machine with one GPU would: tensors the recorder counts report ``cuda:0``, the others ``cpu``.
+``is_meta`` stays true: code that asks (weight initialisation) does so to leave out work on data.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ class CudaDevices(TorchFunctionMode):
             **{func: self._from_data for func in _FROM_DATA},
             torch.Tensor.device.__get__: self._device,
             torch.Tensor.is_cuda.__get__: self._is_cuda,
-            torch.Tensor.is_meta.__get__: self._is_meta,
             torch.Tensor.is_cpu.__get__: self._is_cpu,
             torch.Tensor.get_device: self._get_device,
             torch.Tensor.to: self._to,
@@ -116,9 +116,6 @@ class CudaDevices(TorchFunctionMode):
 
     def _is_cuda(self, func: Any, args: Any, kwargs: Any) -> bool:
         return self._cuda_tensor(args[0])
-
-    def _is_meta(self, func: Any, args: Any, kwargs: Any) -> bool:
-        return False
 
     def _is_cpu(self, func: Any, args: Any, kwargs: Any) -> bool:
         return not self._cuda_tensor(args[0])

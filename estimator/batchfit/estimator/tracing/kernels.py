@@ -283,3 +283,24 @@ def _cudnn_rnn_backward(call: CallContext, func: Any, args: Any, kwargs: Any) ->
         torch.empty(cx.shape, dtype=x.dtype, device="meta") if cx is not None else None,
         grads,
     )
+
+
+@_kernel(aten._grouped_mm.default)
+def _grouped_mm(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """GroupedBlas.cpp: the meta kernel takes bf16 only, CUDA falls back for other dtypes.
+
+    Rows of the output are aligned to 16 bytes (create_grouped_gemm_output_tensor).
+    """
+    a, b = args[0], args[1]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    dtype = kwargs.get("out_dtype") or a.dtype
+    if a.dim() == 2 and b.dim() == 2:
+        shape = [offsets.shape[0], a.shape[0], b.shape[1]]
+    elif a.dim() == 2 or b.dim() == 2:
+        shape = [a.shape[-2], b.shape[-1]]
+    else:
+        shape = [a.shape[0], a.shape[1], b.shape[-1]]
+    alignment = 16 // dtype.itemsize
+    row = -(-shape[-1] // alignment) * alignment
+    strides = [shape[-2] * row, row, 1][-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

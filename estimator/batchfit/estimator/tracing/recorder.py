@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -227,10 +229,14 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             return self._dispatch(func, args, kwargs or {})
 
-    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _info(self, func: Any) -> _Operator:
         op = self._operators.get(func)
         if op is None:
             op = self._operators[func] = _Operator(func)
+        return op
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = self._info(func)
         if self._device_type == "cpu":
             out = func(*args, **kwargs)
             self._record(out, op, True)
@@ -239,7 +245,9 @@ class Recorder(TorchDispatchMode):
         on_device = self._on_device(tensors)
         if func is aten._local_scalar_dense.default:
             return self._scalar(tensors[0])
-        if op.data_dependent:
+        if func is aten.index.Tensor:
+            args = self._without_masks(op, args)
+        elif op.data_dependent:
             return self._data_dependent(func, op, args, kwargs, tensors, on_device)
         if op.cublas and on_device and self._call is not None:
             self._call.gemm()
@@ -451,7 +459,8 @@ class Recorder(TorchDispatchMode):
 
     def _where(self) -> str:
         path = self.modules.paths[self.modules.current]
-        return f"module {path!r}" if path else "the step"
+        line = _user_line()
+        return (f"module {path!r}" if path else "the step") + (f" ({line})" if line else "")
 
     def _data_dependent(
         self, func: Any, op: _Operator, args: Any, kwargs: Any, tensors: list[Tensor], device: bool
@@ -467,6 +476,20 @@ class Recorder(TorchDispatchMode):
                 "tell; trace a part of the model without it, or give inputs whose values are known"
             )
         return self._wrap(result, op, device)
+
+    def _without_masks(self, op: _Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Indexing by a boolean mask: CUDA turns the mask into indices first, and so do we."""
+        indices: list[Any] = []
+        for index in args[1]:
+            if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+                found = self._data_dependent(
+                    aten.nonzero.default, self._info(aten.nonzero.default), (index,), {}, [index],
+                    self.on_device(index),
+                )
+                indices += found.unbind(1)
+            else:
+                indices.append(index)
+        return (args[0], indices, *args[2:])
 
     def _wrap(self, result: Any, op: _Operator, on_device: bool) -> Any:
         if isinstance(result, Tensor):
@@ -486,3 +509,15 @@ class Recorder(TorchDispatchMode):
             f"({str(error).splitlines()[0][:120]}); leave that part out of the workload, or give it "
             "a meta kernel with torch.library.register_fake"
         )
+
+
+def _user_line() -> str:
+    """File and line of the innermost Python frame that is neither torch's nor ours."""
+    ours = __name__.rsplit(".", 2)[0]
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith((f"{ours}.", "torch.")) and name not in (ours, "torch"):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

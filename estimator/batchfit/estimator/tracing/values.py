@@ -16,7 +16,7 @@ from torch import Tensor
 # Largest tensor whose value is carried. Integers and booleans steer control flow (a
 # 1024 x 4096 attention mask); floats only as scalars and short tables (inverse frequencies, schedules).
 _LIMIT_EXACT = 2**22
-_LIMIT_FLOAT = 2**12
+_LIMIT_FLOAT = 2**20
 
 aten = torch.ops.aten
 
