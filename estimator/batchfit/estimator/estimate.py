@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from .allocator import AllocatorSettings, Replay, replay
 from .budget import DEFAULT_MARGIN, Budget, explicit_budget, gpu_budget
 from .cuda_rules import BACKENDS, Backend
 from .errors import WorkloadError
 from .gpus import GPU, find_gpu
 from .layers import LayerSums, layer_sums
-from .solve import Outcome, candidates, check_batch, largest
-from .timeline import BLOCK, Ints, Moment, Timeline, deviations, from_trace, merge
+from .solve import Outcome, candidates, check_batch, following, largest_safe
+from .timeline import Ints, Moment, Timeline, deviations, from_trace, merge
 from .tracing import Category, Phase, Trace, TraceOptions, trace
 from .units import format_bytes
 from .workload import Workload
@@ -40,7 +41,8 @@ class BatchAnswer:
         batch: the largest batch; 0 where none fits.
         outcome: what the number means.
         budget: what was available.
-        peak: bytes at ``batch``, or at the smallest batch where that does not fit.
+        peak: allocated bytes at ``batch``, or at the smallest batch where that does not fit.
+        reserved: reserved bytes there, had the allocator no limit.
         short_by: bytes missing at the smallest batch; 0 where something fits.
         largest_category: what takes the most at the peak.
         confirmed: a trace at the answer itself agrees with the timeline.
@@ -50,6 +52,7 @@ class BatchAnswer:
     outcome: Outcome
     budget: Budget
     peak: int
+    reserved: int
     short_by: int
     largest_category: Category
     confirmed: bool
@@ -57,7 +60,7 @@ class BatchAnswer:
     def __str__(self) -> str:
         if self.outcome is Outcome.DOES_NOT_FIT:
             return (
-                f"{self.outcome}: {format_bytes(self.peak)} needed, {format_bytes(self.short_by)} more "
+                f"{self.outcome}: {format_bytes(self.reserved)} needed, {format_bytes(self.short_by)} more "
                 f"than the budget of {self.budget}; {self.largest_category} take the most"
             )
         return f"{self.batch}: {self.outcome} ({format_bytes(self.peak)} of {self.budget})"
@@ -83,12 +86,14 @@ class Estimate:
 
     def __init__(
         self, workload: Workload, options: TraceOptions, timeline: Timeline | None,
-        traces: list[Trace], notes: list[str],
+        traces: list[Trace], notes: list[str], allocator: AllocatorSettings,
     ) -> None:  # fmt: skip
         self.workload = workload
         self.gpu = options.gpu
+        self.allocator = allocator
         self._options = options
         self._timeline = timeline
+        self._replays: dict[int, Replay] = {}
         self._direct: dict[int, Timeline] = {}
         self._notes = notes
         self._log_notes = [t.log.notes for t in traces]
@@ -115,22 +120,39 @@ class Estimate:
             self._direct[batch] = from_trace(trace(self.workload, batch, self._options))
         return self._direct[batch]
 
+    def replay(self, batch: int, budget: int | None = None) -> Replay:
+        """Run the timeline through the allocator's twin, without a limit or within a budget."""
+        timeline = self.timeline_at(batch)
+        if budget is not None:
+            sizes = timeline.sizes(batch)
+            return replay(timeline.events, sizes, settings=self.allocator, budget=budget)
+        if batch not in self._replays:
+            sizes = timeline.sizes(batch)
+            self._replays[batch] = replay(timeline.events, sizes, settings=self.allocator)
+        return self._replays[batch]
+
     def peak(self, batch: int) -> int:
         """Bytes that ``torch.cuda.max_memory_allocated`` would report."""
-        return self.timeline_at(batch).peak(batch)
+        return self.replay(batch).peak_allocated
+
+    def reserved(self, batch: int) -> int:
+        """Bytes that ``torch.cuda.max_memory_reserved`` would report, with memory to spare."""
+        return self.replay(batch).peak_reserved
 
     def peak_moment(self, batch: int) -> Moment:
         """When the peak is reached: phase, step, operator and module."""
-        return self.timeline_at(batch).peak_moment(batch)
+        run = self.replay(batch)
+        return self.timeline_at(batch).moment(run.peak_allocated_event, run.peak_allocated)
 
     def phase_peaks(self, batch: int) -> dict[Phase, int]:
-        """The peak within each phase."""
-        return self.timeline_at(batch).phase_peaks(batch)
+        """The peak within each phase, over all steps."""
+        timeline = self.timeline_at(batch)
+        return timeline.phase_peaks(timeline.live_blocks(self.replay(batch).block_sizes))
 
     def breakdown(self, batch: int) -> dict[Category, int]:
         """Bytes by category at the peak; they add up to :meth:`peak`."""
         timeline = self.timeline_at(batch)
-        return self._sum_at_peak(timeline, batch, lambda i: timeline.categories[i])
+        return self._sum_at_peak(batch, lambda i: timeline.categories[i])
 
     def by_module(self, batch: int, depth: int | None = None) -> dict[str, int]:
         """Bytes by module path at the peak, largest first; they add up to :meth:`peak`.
@@ -145,26 +167,23 @@ class Estimate:
             path = timeline.modules[i]
             return path if depth is None else ".".join(path.split(".")[:depth])
 
-        sums = self._sum_at_peak(timeline, batch, owner)
+        sums = self._sum_at_peak(batch, owner)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    @staticmethod
-    def _sum_at_peak(timeline: Timeline, batch: int, key: Callable[[int], Any]) -> dict[Any, int]:
-        sizes = timeline.sizes(batch)
+    def _sum_at_peak(self, batch: int, key: Callable[[int], Any]) -> dict[Any, int]:
+        """Add up the blocks that are live at the peak; an unsplit rest counts for its storage."""
+        run = self.replay(batch)
         sums: dict[Any, int] = {}
-        for i in timeline.alive_at(timeline.peak_moment(batch).position):
-            size = -(-int(sizes[i]) // BLOCK) * BLOCK
-            if size:
-                sums[key(i)] = sums.get(key(i), 0) + size
+        for storage in self.timeline_at(batch).alive_at(run.peak_allocated_event):
+            if run.block_sizes[storage]:
+                group = key(storage)
+                sums[group] = sums.get(group, 0) + run.block_sizes[storage]
         return sums
 
     def timeline(self, batch: int) -> MemoryCurve:
         """Allocated bytes over the run, in total and by category."""
         timeline = self.timeline_at(batch)
-        blocks = -(-timeline.sizes(batch) // BLOCK) * BLOCK
-        births = timeline.events >= 0
-        index = np.where(births, timeline.events, ~timeline.events)
-        deltas = np.where(births, blocks[index], -blocks[index])
+        deltas, index = timeline.deltas(self.replay(batch).block_sizes)
         kinds = np.asarray([list(Category).index(c) for c in timeline.categories])[index]
         curves = {
             category: np.cumsum(np.where(kinds == k, deltas, 0))
@@ -200,7 +219,7 @@ class Estimate:
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> bool:
         """Whether a batch fits on the GPU, or in a budget."""
-        return self.peak(check_batch(batch)) <= self.budget(budget, margin).bytes
+        return self._fits(check_batch(batch), self.budget(budget, margin))
 
     def index_limit(self) -> int:
         """The largest batch at which no tensor has more elements than 32 bits can count."""
@@ -244,27 +263,53 @@ class Estimate:
         top = limit if cap is None else min(check_batch(cap), limit)
         if candidate(1) > top:
             raise WorkloadError(
-                f"no batch size up to {top} is {'a power of two and ' if power_of_two else ''}a multiple "
-                f"of {multiple_of}"
+                f"no batch size up to {top} is {'a power of two and ' if power_of_two else ''}a "
+                f"multiple of {multiple_of}"
             )
-        batch = largest(lambda b: self.peak(b) <= room.bytes, candidate, top)
+
+        def solve() -> tuple[int, int | None]:
+            return largest_safe(lambda b: self._fits(b, room), candidate, top)
+
+        batch, hole = solve()
         if batch and not self._confirm(batch):
-            batch = largest(lambda b: self.peak(b) <= room.bytes, candidate, top)
-        at = batch or candidate(1)
-        peak = self.peak(at)
+            batch, hole = solve()
+        if hole is not None:
+            self._notes.append(
+                f"batch {hole} would run out although larger ones fit (fragmentation); the answer "
+                "stays below it"
+            )
         outcome = Outcome.FITS
         if not batch:
             outcome = Outcome.DOES_NOT_FIT
-        elif not power_of_two and batch + multiple_of > top:
+        elif hole is None and following(candidate, batch) > top:
             outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
-        elif power_of_two and batch * 2 > top and self.peak(batch) * 2 <= room.bytes:
-            outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
+        at = batch or candidate(1)
+        peak = self.peak(at)
         parts = self.breakdown(at)
         return BatchAnswer(
-            batch=batch, outcome=outcome, budget=room, peak=peak,
-            short_by=0 if batch else peak - room.bytes,
+            batch=batch, outcome=outcome, budget=room, peak=peak, reserved=self.reserved(at),
+            short_by=0 if batch else max(self.reserved(at) - room.bytes, 0),
             largest_category=max(parts, key=lambda c: parts[c]), confirmed=bool(batch),
         )  # fmt: skip
+
+    def _fits(self, batch: int, room: Budget) -> bool:
+        size = room.bytes
+        if self.allocator.memory_fraction is not None:
+            size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
+        if self.timeline_at(batch).peak(batch) > size:
+            return False  # more bytes alive than there are: no need to ask the allocator
+        return self.replay(batch, size).oom is None
+
+    def out_of_memory(
+        self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
+    ) -> str | None:
+        """PyTorch's message at the point where this batch runs out, with the place; None if it fits."""
+        run = self.replay(check_batch(batch), self.budget(budget, margin).bytes)
+        if run.oom is None:
+            return None
+        moment = self.timeline_at(batch).moment(run.oom.event, run.oom.allocated)
+        where = f"{moment.operator} in {moment.module or 'the step'}, {moment.phase} pass"
+        return run.oom.message(where)
 
     def _confirm(self, batch: int) -> bool:
         """Trace at the answer. Where the timeline is off there, give it up and trace each batch."""
@@ -277,6 +322,7 @@ class Estimate:
             if found != []:
                 self._notes.append(_why_not_affine(found, batch))
                 self._timeline = None
+                self._replays.clear()
                 self._direct[batch] = from_trace(third)
         return self._confirmed[batch]
 
@@ -313,6 +359,7 @@ def estimate(
     gpu: str | GPU | None = None,
     attention: Backend | None = None,
     workspaces: bool = True,
+    allocator: str | AllocatorSettings | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Estimate:
@@ -324,6 +371,7 @@ def estimate(
         gpu: decides kernels, workspaces and the budget; None takes an A100 80GB.
         attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
         workspaces: count what libraries allocate for themselves (cuBLAS since torch 2.0).
+        allocator: settings in the syntax of PYTORCH_ALLOC_CONF; None takes those of the environment.
         progress: told what is being done.
         **options: with a module: further attributes of :class:`Workload` (loss, optimizer, ...).
 
@@ -342,6 +390,10 @@ def estimate(
     notes = []
     if gpu is None:
         notes.append(f"no GPU was named: kernels and budget are those of the {DEFAULT_GPU}")
+    if allocator is None:
+        allocator = AllocatorSettings.from_environment()
+    elif isinstance(allocator, str):
+        allocator = AllocatorSettings.parse(allocator)
     chosen = TraceOptions(find_gpu(gpu or DEFAULT_GPU), attention, workspaces)
     traces = []
     for batch in _BATCHES:
@@ -354,7 +406,7 @@ def estimate(
             f"the step takes different paths at batch {_BATCHES[0]} and {_BATCHES[1]}; each batch size "
             "was traced by itself"
         )
-    return Estimate(workload, chosen, timeline, traces, notes)
+    return Estimate(workload, chosen, timeline, traces, notes, allocator)
 
 
 def _as_workload(workload: Any, example_inputs: Any, options: dict[str, Any]) -> Workload:

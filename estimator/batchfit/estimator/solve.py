@@ -47,10 +47,23 @@ def candidates(multiple_of: int, power_of_two: bool) -> Callable[[int], int]:
     return lambda n: multiple_of * n
 
 
-def largest(fits: Callable[[int], bool], candidate: Callable[[int], int], cap: int) -> int:
-    """The largest candidate up to ``cap`` that fits; 0 where the first does not.
+def following(candidate: Callable[[int], int], batch: int) -> int:
+    """The candidate after a candidate."""
+    return candidate(_number(candidate, batch) + 1)
 
-    ``fits`` must hold for every batch below one for which it holds.
+
+def _number(candidate: Callable[[int], int], batch: int) -> int:
+    low, high = 1, 2
+    while candidate(high) <= batch:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if candidate(middle) <= batch else (low, middle)
+    return low
+
+
+def largest(fits: Callable[[int], bool], candidate: Callable[[int], int], cap: int) -> int:
+    """A candidate up to ``cap`` that fits and whose successor does not; 0 if the first does not.
 
     >>> largest(lambda b: b <= 100, candidates(8, False), 10_000)
     96
@@ -69,3 +82,35 @@ def largest(fits: Callable[[int], bool], candidate: Callable[[int], int], cap: i
         else:
             high = middle
     return candidate(low)
+
+
+# How far below an answer every batch size is tried. Fragmentation decides only near the limit:
+# where a tenth of the budget is free, the allocator can release and retry.
+_WINDOW = 0.9
+_MOST = 128
+
+
+def largest_safe(
+    fits: Callable[[int], bool], candidate: Callable[[int], int], cap: int
+) -> tuple[int, int | None]:
+    """The largest candidate that fits together with every candidate below it.
+
+    Fragmentation makes ``fits`` not quite monotone. So each candidate in the last tenth below the
+    answer (at most 128) is tried as well; where one fails, the answer is what lies below it.
+
+    Returns:
+        The answer (0 if none), and the smaller batch that fails, if there is one.
+
+    >>> largest_safe(lambda b: b <= 100 and b != 97, candidates(1, False), 10_000)
+    (96, 97)
+    """
+    best = largest(fits, candidate, cap)
+    hole = None
+    if best:
+        number = _number(candidate, best)
+        lowest = max(1, number - _MOST, int(number * _WINDOW))
+        for n in range(number - 1, lowest - 1, -1):
+            if not fits(candidate(n)):
+                hole = candidate(n)
+                best = candidate(n - 1) if n > 1 else 0
+    return best, hole

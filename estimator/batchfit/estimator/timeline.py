@@ -56,22 +56,28 @@ class Timeline:
         """Requested bytes of every storage at this batch size."""
         return self.fixed + self.per_sample * batch
 
-    def live(self, batch: int) -> Ints:
-        """Allocated bytes after each event, every storage rounded up to 512."""
-        blocks = (self.sizes(batch) + (BLOCK - 1)) // BLOCK * BLOCK
+    def deltas(self, blocks: Sequence[int] | Ints) -> tuple[Ints, Ints]:
+        """The change in bytes at each event, and the storage it is about.
+
+        Args:
+            blocks: bytes that each storage takes.
+        """
         births = self.events >= 0
         index = np.where(births, self.events, ~self.events)
-        return np.cumsum(np.where(births, blocks[index], -blocks[index]))
+        taken = np.asarray(blocks, dtype=np.int64)[index] if len(index) else index
+        return np.where(births, taken, -taken), index
+
+    def live_blocks(self, blocks: Sequence[int] | Ints) -> Ints:
+        """Bytes alive after each event."""
+        return np.cumsum(self.deltas(blocks)[0])
+
+    def live(self, batch: int) -> Ints:
+        """Bytes alive after each event, every storage rounded up to 512 and nothing more."""
+        return self.live_blocks(-(-self.sizes(batch) // BLOCK) * BLOCK)
 
     def peak(self, batch: int) -> int:
-        """The largest value of :meth:`live`."""
+        """The largest value of :meth:`live`: a lower bound of what the allocator hands out."""
         return int(self.live(batch).max(initial=0))
-
-    def peak_moment(self, batch: int) -> Moment:
-        """When the peak is reached, and by whom."""
-        live = self.live(batch)
-        position = int(live.argmax()) if len(live) else 0
-        return self.moment(position, int(live[position]) if len(live) else 0)
 
     def moment(self, position: int, live: int) -> Moment:
         """What happens at an event."""
@@ -101,9 +107,8 @@ class Timeline:
                 alive.pop(~event, None)
         return list(alive)
 
-    def phase_peaks(self, batch: int) -> dict[Phase, int]:
-        """The largest allocated bytes within each phase, over all steps."""
-        live = self.live(batch)
+    def phase_peaks(self, live: Ints) -> dict[Phase, int]:
+        """The largest of the bytes alive within each phase, over all steps."""
         peaks: dict[Phase, int] = {}
         bounds = [*self.marks, (len(live), Phase.INIT, 0)]
         for (start, phase, _), (end, _, _) in zip(bounds, bounds[1:], strict=False):

@@ -31,6 +31,8 @@ class Replay:
             the event that reached it (-1: nothing was allocated).
         peak_reserved, peak_reserved_event: torch.cuda.max_memory_reserved, and its event.
         end_allocated, end_reserved: at the end.
+        block_sizes: bytes of the block that each storage got (0: none): the requested size rounded
+            up, plus a rest too small to split off.
         retries: how often unused memory was given back to serve a request.
         oom: the request that could not be served, if there was one.
     """
@@ -42,6 +44,7 @@ class Replay:
     peak_reserved_event: int
     end_allocated: int
     end_reserved: int
+    block_sizes: list[int] = field(repr=False)
     retries: int
     oom: OomReport | None
     _allocator: CachingAllocator = field(repr=False, compare=False)
@@ -86,6 +89,7 @@ def replay(
     allocator = CachingAllocator(settings, budget)
     device, malloc, free = allocator.device, allocator.malloc, allocator.free
     blocks: list[Block | None] = [None] * len(lengths)
+    taken = [0] * len(lengths)
     peak_allocated = peak_reserved = 0
     peak_allocated_event = peak_reserved_event = -1
     oom = None
@@ -104,6 +108,7 @@ def replay(
                     raise TraceError(f"event {index}: storage {event} is born twice")
                 blocks[event] = block = malloc(lengths[event])
                 block.storage = event
+                taken[event] = block.size
                 if allocator.peak_allocated > peak_allocated:
                     peak_allocated, peak_allocated_event = allocator.peak_allocated, index
                 if device.peak_reserved > peak_reserved:
@@ -119,6 +124,7 @@ def replay(
         peak_reserved_event=peak_reserved_event,
         end_allocated=allocator.allocated,
         end_reserved=device.reserved,
+        block_sizes=taken,
         retries=allocator.retries,
         oom=oom,
         _allocator=allocator,
