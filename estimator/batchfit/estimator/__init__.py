@@ -12,6 +12,7 @@
 True
 """
 
+from .answer import BatchAnswer
 from .budget import Budget
 from .errors import (
     BatchfitError,
@@ -22,9 +23,10 @@ from .errors import (
     TraceError,
     WorkloadError,
 )
-from .estimate import BatchAnswer, Estimate, MemoryCurve, estimate
+from .estimate import Estimate, MemoryCurve
 from .gpus import GPU, all_gpus, find_gpu
 from .layers import LayerSums
+from .predict import estimate
 from .solve import Outcome
 from .timeline import Moment, Timeline
 from .tracing import Category, Phase

@@ -51,7 +51,8 @@ def gpu_budget(gpu: GPU, margin: int | str = DEFAULT_MARGIN) -> Budget:
     if budget.bytes <= 0:
         raise BudgetError(
             f"a margin of {format_bytes(budget.margin)} leaves nothing of the {gpu.name}'s "
-            f"{format_bytes(gpu.total_bytes)} (context {format_bytes(gpu.context_bytes)}); make it smaller"
+            f"{format_bytes(gpu.total_bytes)} (context {format_bytes(gpu.context_bytes)}); make it "
+            "smaller"
         )
     return budget
 
@@ -66,7 +67,8 @@ def explicit_budget(size: int | str, gpu: GPU) -> Budget:
     budget = Budget(parse_bytes(size))
     if budget.bytes < gpu.context_bytes:
         raise BudgetError(
-            f"a budget of {format_bytes(budget.bytes)} is less than the {format_bytes(gpu.context_bytes)} "
-            f"that a CUDA context alone takes on a {gpu.name}; give what PyTorch may use, as 22GiB"
+            f"a budget of {format_bytes(budget.bytes)} is less than the "
+            f"{format_bytes(gpu.context_bytes)} that a CUDA context alone takes on a {gpu.name}; "
+            "give what PyTorch may use, as 22GiB"
         )
     return budget

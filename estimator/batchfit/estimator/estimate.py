@@ -8,62 +8,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from .allocator import AllocatorSettings, Replay, replay
+from .answer import TRACED_BATCHES, BatchAnswer, solve_batch, why_not_affine
 from .budget import DEFAULT_MARGIN, Budget, explicit_budget, gpu_budget
-from .cuda_rules import BACKENDS, Backend
-from .errors import WorkloadError
-from .gpus import GPU, find_gpu
 from .layers import LayerSums, layer_sums
-from .solve import Outcome, candidates, check_batch, following, largest_safe
-from .timeline import Ints, Moment, Timeline, deviations, from_trace, merge
+from .solve import check_batch
+from .timeline import Ints, Moment, Timeline, deviations, from_trace
 from .tracing import Category, Phase, Trace, TraceOptions, trace
-from .units import format_bytes
 from .workload import Workload
-
-#: Which GPU's kernels are assumed where none is named: the most common data-centre card.
-DEFAULT_GPU = "A100 80GB"
-
-# Batch sizes of the two traces. 1 is avoided: code treats it specially (squeeze, batch norm).
-_BATCHES = (2, 3)
 
 # Largest number of elements that 32-bit index arithmetic can address: cuDNN and many CUDA kernels
 # refuse larger tensors ("canUse32BitIndexMath", ATen/native/CanUse32BitIndexMath.h).
 _MAX_ELEMENTS = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class BatchAnswer:
-    """The answer to "how large can the batch be".
-
-    Attributes:
-        batch: the largest batch; 0 where none fits.
-        outcome: what the number means.
-        budget: what was available.
-        peak: allocated bytes at ``batch``, or at the smallest batch where that does not fit.
-        reserved: reserved bytes there, had the allocator no limit.
-        short_by: bytes missing at the smallest batch; 0 where something fits.
-        largest_category: what takes the most at the peak.
-        confirmed: a trace at the answer itself agrees with the timeline.
-    """
-
-    batch: int
-    outcome: Outcome
-    budget: Budget
-    peak: int
-    reserved: int
-    short_by: int
-    largest_category: Category
-    confirmed: bool
-
-    def __str__(self) -> str:
-        if self.outcome is Outcome.DOES_NOT_FIT:
-            return (
-                f"{self.outcome}: {format_bytes(self.reserved)} needed, {format_bytes(self.short_by)} more "
-                f"than the budget of {self.budget}; {self.largest_category} take the most"
-            )
-        return f"{self.batch}: {self.outcome} ({format_bytes(self.peak)} of {self.budget})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +151,8 @@ class Estimate:
     @cached_property
     def layers(self) -> LayerSums | None:
         """torchinfo's sums and the layer tree; None for a workload from a step function."""
-        timeline = self.timeline_at(_BATCHES[0])
-        sizes = timeline.sizes(_BATCHES[0])
+        timeline = self.timeline_at(TRACED_BATCHES[0])
+        sizes = timeline.sizes(TRACED_BATCHES[0])
         state = sum(
             int(sizes[i])
             for i in timeline.alive_at(len(timeline.events) - 1)
@@ -219,12 +176,18 @@ class Estimate:
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> bool:
         """Whether a batch fits on the GPU, or in a budget."""
-        return self._fits(check_batch(batch), self.budget(budget, margin))
+        check_batch(batch)
+        size = self.budget(budget, margin).bytes
+        if self.allocator.memory_fraction is not None:
+            size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
+        if self.timeline_at(batch).peak(batch) > size:
+            return False  # more bytes alive than there are: no need to ask the allocator
+        return self.replay(batch, size).oom is None
 
     def index_limit(self) -> int:
         """The largest batch at which no tensor has more elements than 32 bits can count."""
-        timeline = self.timeline_at(_BATCHES[0])
-        slopes = timeline.per_sample if self.affine else timeline.fixed // _BATCHES[0]
+        timeline = self.timeline_at(TRACED_BATCHES[0])
+        slopes = timeline.per_sample if self.affine else timeline.fixed // TRACED_BATCHES[0]
         fixed = timeline.fixed if self.affine else 0
         room = _MAX_ELEMENTS * self._itemsizes - fixed
         growing = slopes > 0
@@ -257,61 +220,21 @@ class Estimate:
             WorkloadError: conditions that no batch size meets.
             BudgetError: a budget that no job can be given.
         """
-        room = self.budget(budget, margin)
-        candidate = candidates(multiple_of, power_of_two)
-        limit = self.index_limit()
-        top = limit if cap is None else min(check_batch(cap), limit)
-        if candidate(1) > top:
-            raise WorkloadError(
-                f"no batch size up to {top} is {'a power of two and ' if power_of_two else ''}a "
-                f"multiple of {multiple_of}"
-            )
-
-        def solve() -> tuple[int, int | None]:
-            return largest_safe(lambda b: self._fits(b, room), candidate, top)
-
-        batch, hole = solve()
-        if batch and not self._confirm(batch):
-            batch, hole = solve()
-        if hole is not None:
-            self._notes.append(
-                f"batch {hole} would run out although larger ones fit (fragmentation); the answer "
-                "stays below it"
-            )
-        outcome = Outcome.FITS
-        if not batch:
-            outcome = Outcome.DOES_NOT_FIT
-        elif hole is None and following(candidate, batch) > top:
-            outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
-        at = batch or candidate(1)
-        peak = self.peak(at)
-        parts = self.breakdown(at)
-        return BatchAnswer(
-            batch=batch, outcome=outcome, budget=room, peak=peak, reserved=self.reserved(at),
-            short_by=0 if batch else max(self.reserved(at) - room.bytes, 0),
-            largest_category=max(parts, key=lambda c: parts[c]), confirmed=bool(batch),
-        )  # fmt: skip
-
-    def _fits(self, batch: int, room: Budget) -> bool:
-        size = room.bytes
-        if self.allocator.memory_fraction is not None:
-            size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
-        if self.timeline_at(batch).peak(batch) > size:
-            return False  # more bytes alive than there are: no need to ask the allocator
-        return self.replay(batch, size).oom is None
+        return solve_batch(self, self.budget(budget, margin), power_of_two, multiple_of, cap)
 
     def out_of_memory(
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> str | None:
-        """PyTorch's message at the point where this batch runs out, with the place; None if it fits."""
+        """PyTorch's message where this batch runs out, with the place; None if it fits."""
         run = self.replay(check_batch(batch), self.budget(budget, margin).bytes)
         if run.oom is None:
             return None
+        assert run.oom.event is not None
         moment = self.timeline_at(batch).moment(run.oom.event, run.oom.allocated)
         where = f"{moment.operator} in {moment.module or 'the step'}, {moment.phase} pass"
         return run.oom.message(where)
 
-    def _confirm(self, batch: int) -> bool:
+    def confirm(self, batch: int) -> bool:
         """Trace at the answer. Where the timeline is off there, give it up and trace each batch."""
         if self._timeline is None:
             return True
@@ -320,11 +243,15 @@ class Estimate:
             found = deviations(self._timeline, third)
             self._confirmed[batch] = found == []
             if found != []:
-                self._notes.append(_why_not_affine(found, batch))
+                self._notes.append(why_not_affine(found, batch))
                 self._timeline = None
                 self._replays.clear()
                 self._direct[batch] = from_trace(third)
         return self._confirmed[batch]
+
+    def add_note(self, text: str) -> None:
+        """Something the reader of the estimate should know."""
+        self._notes.append(text)
 
     @property
     def notes(self) -> list[str]:
@@ -335,97 +262,3 @@ class Estimate:
         for notes in self._log_notes:
             seen.update(dict.fromkeys(notes))
         return list(seen)
-
-
-def _why_not_affine(found: list[tuple[str, str, int, int]] | None, batch: int) -> str:
-    if found is None:
-        return (
-            f"the step takes another path at batch {batch} than at {_BATCHES[0]}; each batch size was "
-            "traced by itself"
-        )
-    operator, module, predicted, actual = max(found, key=lambda d: abs(d[3] - d[2]))
-    where = f" in {module}" if module else ""
-    return (
-        f"{len(found)} storages do not grow in proportion to the batch (largest: {operator}{where}, "
-        f"{format_bytes(actual)} at batch {batch} instead of {format_bytes(predicted)}); each batch size "
-        "was traced by itself"
-    )
-
-
-def estimate(
-    workload: Workload | nn.Module,
-    example_inputs: Any = None,
-    *,
-    gpu: str | GPU | None = None,
-    attention: Backend | None = None,
-    workspaces: bool = True,
-    allocator: str | AllocatorSettings | None = None,
-    progress: Callable[[str], None] | None = None,
-    **options: Any,
-) -> Estimate:
-    """Predict the GPU memory of a training step, without a GPU.
-
-    Args:
-        workload: a :class:`Workload`; or, in the short form, a module that exists.
-        example_inputs: with a module: one batch, batch dimension 0 (see ``Workload.inputs``).
-        gpu: decides kernels, workspaces and the budget; None takes an A100 80GB.
-        attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
-        workspaces: count what libraries allocate for themselves (cuBLAS since torch 2.0).
-        allocator: settings in the syntax of PYTORCH_ALLOC_CONF; None takes those of the environment.
-        progress: told what is being done.
-        **options: with a module: further attributes of :class:`Workload` (loss, optimizer, ...).
-
-    Raises:
-        WorkloadError, TargetError: the workload or a name cannot be used.
-        TraceError, DataDependentError: the step cannot be traced.
-
-    >>> import torch
-    >>> e = estimate(nn.Linear(1024, 1024), torch.empty(8, 1024), optimizer="adamw", loss="mse")
-    >>> sum(e.breakdown(64).values()) == e.peak(64)
-    True
-    """
-    workload = _as_workload(workload, example_inputs, options)
-    if attention is not None and attention not in BACKENDS:
-        raise WorkloadError(f"attention must be one of {', '.join(BACKENDS)}; found {attention!r}")
-    notes = []
-    if gpu is None:
-        notes.append(f"no GPU was named: kernels and budget are those of the {DEFAULT_GPU}")
-    if allocator is None:
-        allocator = AllocatorSettings.from_environment()
-    elif isinstance(allocator, str):
-        allocator = AllocatorSettings.parse(allocator)
-    chosen = TraceOptions(find_gpu(gpu or DEFAULT_GPU), attention, workspaces)
-    traces = []
-    for batch in _BATCHES:
-        if progress is not None:
-            progress(f"tracing at batch {batch}")
-        traces.append(trace(workload, batch, chosen))
-    timeline = merge(*traces)
-    if timeline is None:
-        notes.append(
-            f"the step takes different paths at batch {_BATCHES[0]} and {_BATCHES[1]}; each batch size "
-            "was traced by itself"
-        )
-    return Estimate(workload, chosen, timeline, traces, notes, allocator)
-
-
-def _as_workload(workload: Any, example_inputs: Any, options: dict[str, Any]) -> Workload:
-    if isinstance(workload, Workload):
-        if example_inputs is not None or options:
-            given = ", ".join(
-                [*options, *(["example_inputs"] if example_inputs is not None else [])]
-            )
-            raise WorkloadError(
-                f"a Workload describes the whole job already; it does not go with {given}"
-            )
-        return workload
-    if not isinstance(workload, nn.Module):
-        raise WorkloadError(
-            f"estimate() takes a Workload, or a module and example inputs; found {type(workload).__name__}"
-        )
-    try:
-        return Workload(
-            model=workload, inputs=example_inputs, name=type(workload).__name__, **options
-        )
-    except TypeError as error:
-        raise WorkloadError(str(error).replace("Workload.__init__() ", "estimate() ")) from error

@@ -82,7 +82,7 @@ def layer_sums(workload: Workload, options: TraceOptions, optimizer_state: int) 
         return None
     from .tracing.run import _replicate
 
-    with simulated_gpu(options) as (recorder, _):
+    with simulated_gpu(options):
         step: Any = workload.start(torch.device("cuda", 0), replica=_replicate)
         model: nn.Module = step.modules[0]
         parameters = {id(p): p for p in model.parameters()}.values()

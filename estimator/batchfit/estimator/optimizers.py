@@ -67,9 +67,7 @@ def parse_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]] | None:
     return classes[name], arguments
 
 
-def _groups_like(
-    example: Optimizer, twins: Mapping[int, nn.Parameter], params: list[nn.Parameter]
-) -> list[dict[str, Any]]:
+def _groups_like(example: Optimizer, twins: Mapping[int, nn.Parameter]) -> list[dict[str, Any]]:
     groups = []
     for group in example.param_groups:
         mine = [twins.get(id(p)) for p in group["params"]]
@@ -113,12 +111,14 @@ def build_optimizer(
         )
     try:
         if isinstance(spec, Optimizer):
-            return type(spec)(_groups_like(spec, twins, params))
-        made = spec(params, **arguments)
+            same: Any = type(spec)
+            return same(_groups_like(spec, twins))  # type: ignore[no-any-return]
+        make: Any = spec
+        made = make(params, **arguments)
     except (TypeError, ValueError) as error:
         raise WorkloadError(f"the optimizer could not be made: {error}") from error
     if not hasattr(made, "step"):
         raise WorkloadError(
             f"optimizer= gave a {type(made).__name__}; it must give an object with a step() method"
         )
-    return made
+    return made  # type: ignore[no-any-return]

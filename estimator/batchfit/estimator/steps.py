@@ -42,7 +42,7 @@ class StandardStep:
             model = model.to(self._dtype)
         self._model = model.to(device)
         if self._layout is torch.channels_last:
-            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._model = self._model.to(memory_format=torch.channels_last)
         self._model.train(not workload.inference)
         if workload.checkpointing:
             _enable_checkpointing(self._model)
@@ -53,7 +53,8 @@ class StandardStep:
             params = [p for p in self._model.parameters() if p.requires_grad]
             self._optimizer = build_optimizer(workload.optimizer, params, twins)
             if workload.ema:
-                self._ema = AveragedModel(self._model, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
+                average = get_ema_multi_avg_fn(0.9999)  # type: ignore[no-untyped-call]
+                self._ema = AveragedModel(self._model, multi_avg_fn=average)
                 self.modules.append(self._ema)
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaler)
         self._outputs: Any = None
@@ -87,8 +88,8 @@ class StandardStep:
             self._loss = self._compute_loss(batch)
         if not self._loss.requires_grad:
             raise WorkloadError(
-                "the loss does not depend on any parameter that requires a gradient; train at least "
-                "one parameter, or pass inference=True"
+                "the loss does not depend on any parameter that requires a gradient; train at "
+                "least one parameter, or pass inference=True"
             )
         self._scaler.scale(self._loss).backward()  # type: ignore[no-untyped-call]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +112,7 @@ class Timeline:
         """The largest of the bytes alive within each phase, over all steps."""
         peaks: dict[Phase, int] = {}
         bounds = [*self.marks, (len(live), Phase.INIT, 0)]
-        for (start, phase, _), (end, _, _) in zip(bounds, bounds[1:], strict=False):
+        for (start, phase, _), (end, _, _) in pairwise(bounds):
             if end > start:
                 peaks[phase] = max(peaks.get(phase, 0), int(live[start:end].max()))
         return peaks

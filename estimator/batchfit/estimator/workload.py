@@ -49,7 +49,8 @@ class Workload:
             shape that the outputs ask for.
         optimizer: a name such as ``adamw`` or ``sgd:momentum=0``, a class, ``(class, arguments)``,
             a factory of parameters, an existing optimizer, or None for none.
-        precision: ``fp32``, ``tf32``, ``amp-fp16`` (with GradScaler), ``amp-bf16``, ``bf16``, ``fp16``.
+        precision: ``fp32``, ``tf32``, ``amp-fp16`` (with GradScaler), ``amp-bf16``, ``bf16``,
+            ``fp16``.
         memory_format: ``contiguous`` or ``channels_last``.
         checkpointing: switch on the model's own gradient checkpointing.
         accumulate: micro-batches per optimizer step; ``batch`` is the micro-batch.

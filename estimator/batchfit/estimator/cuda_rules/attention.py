@@ -8,6 +8,7 @@ attention matrix, the fused ones do not. The rules are those of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ class AttentionRules:
             order.insert(0, "cudnn")
         if self.forced is not None:
             order.insert(0, self.forced)
-        allowed = {
+        allowed: dict[Backend, Callable[[], bool]] = {
             "flash": lambda: self._can_flash(q, k, v, mask, dropout, causal, gqa),
             "efficient": lambda: self._can_efficient(q, k, v, gqa),
             "cudnn": lambda: self._can_cudnn(q, k, v, mask, dropout, gqa),
@@ -143,13 +144,15 @@ def _tensor(value: Any) -> Tensor:
 
 def _enabled(backend: Backend) -> bool:
     """The switches of ``torch.nn.attention.sdpa_kernel``, which user code may have turned."""
-    flags = torch.backends.cuda
-    return {
-        "flash": flags.flash_sdp_enabled,
-        "efficient": flags.mem_efficient_sdp_enabled,
-        "cudnn": flags.cudnn_sdp_enabled,
-        "math": lambda: True,
-    }[backend]()
+    flags: Any = torch.backends.cuda
+    return bool(
+        {
+            "flash": flags.flash_sdp_enabled,
+            "efficient": flags.mem_efficient_sdp_enabled,
+            "cudnn": flags.cudnn_sdp_enabled,
+            "math": lambda: True,
+        }[backend]()
+    )
 
 
 def _requires_grad(*tensors: Tensor) -> bool:

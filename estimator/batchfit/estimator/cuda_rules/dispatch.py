@@ -105,8 +105,8 @@ def cuda_rules(
         autocast: the casts and their cache.
         on_finite_check: told of each result of isnan, isinf, isfinite and the value to assume.
     """
-    fallback = torch.library.Library("_", "IMPL")
-    library = torch.library.Library("aten", "IMPL")
+    make: Any = torch.library.Library  # not typed in torch
+    fallback, library = make("_", "IMPL"), make("aten", "IMPL")
     try:
         fallback.fallback(torch.library.fallthrough_kernel, _KEY)
         for name, kernel in _table(autocast, attention, on_finite_check).items():

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from .recorder import Category, Phase, Recorder
+from .ledger import Category, Phase
+from .recorder import Recorder
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -24,6 +25,11 @@ _META = torch.device("meta")
 
 # Constructors that take data: built for real on the CPU, then brought in with their value.
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def _getter(name: str) -> Any:
+    """What a function mode is called with when a tensor's attribute is read."""
+    return getattr(torch.Tensor, name).__get__
 
 
 def _is_host(device: Any) -> bool:
@@ -43,9 +49,9 @@ class CudaDevices(TorchFunctionMode):
         self._handlers: dict[Any, Callable[..., Any]] = {
             **{func: self._construct for func in constructors},
             **{func: self._from_data for func in _FROM_DATA},
-            torch.Tensor.device.__get__: self._device,
-            torch.Tensor.is_cuda.__get__: self._is_cuda,
-            torch.Tensor.is_cpu.__get__: self._is_cpu,
+            _getter("device"): self._device,
+            _getter("is_cuda"): self._is_cuda,
+            _getter("is_cpu"): self._is_cpu,
             torch.Tensor.get_device: self._get_device,
             torch.Tensor.to: self._to,
             torch.Tensor.cuda: self._cuda,
@@ -93,26 +99,26 @@ class CudaDevices(TorchFunctionMode):
         rest = {k: v for k, v in kwargs.items() if k not in ("device", "data", "obj", "pin_memory")}
         with torch._C._DisableTorchDispatch():
             real = func(data, *args[1:], **rest)
-        twin = self._recorder.lift(real)
+        twin = self._recorder.follower.lift(real)
         if device is not None and not _is_host(device):
             return self._move(twin, True, None)
         return twin
 
     def _from_tensor(self, data: Tensor, device: Any, dtype: Any) -> Tensor:
-        on_device = self._recorder.on_device(data) if data.is_meta else False
+        on_device = self._recorder.ledger.on_device(data) if data.is_meta else False
         target = on_device if device is None else not _is_host(device)
         return self._move(data, target, dtype)
 
     # -- asking where a tensor is ------------------------------------------------------------
 
     def _cuda_tensor(self, tensor: Tensor) -> bool:
-        return tensor.is_meta and self._recorder.on_device(tensor)
+        return tensor.is_meta and self._recorder.ledger.on_device(tensor)
 
     def _device(self, func: Any, args: Any, kwargs: Any) -> torch.device:
         tensor: Tensor = args[0]
         if not tensor.is_meta:
             return tensor.device
-        return _CUDA if self._recorder.on_device(tensor) else _CPU
+        return _CUDA if self._recorder.ledger.on_device(tensor) else _CPU
 
     def _is_cuda(self, func: Any, args: Any, kwargs: Any) -> bool:
         return self._cuda_tensor(args[0])
@@ -154,14 +160,14 @@ class CudaDevices(TorchFunctionMode):
         """A copy in the other memory. A real tensor becomes a meta one; its data stays."""
         dtype = dtype or tensor.dtype
         if not tensor.is_meta:
-            tensor = self._recorder.lift(tensor)
-        if self._recorder.on_device(tensor) == on_device:
+            tensor = self._recorder.follower.lift(tensor)
+        if self._recorder.ledger.on_device(tensor) == on_device:
             return tensor.to(dtype)
         with self._recorder.placing(on_device):
             moved = torch.ops.aten._to_copy(tensor, dtype=dtype)
         assert isinstance(moved, Tensor)
-        if on_device and self._recorder.phase is Phase.FORWARD:
-            self._recorder.settle(moved, Category.INPUTS)
+        if on_device and self._recorder.ledger.phase is Phase.FORWARD:
+            self._recorder.ledger.settle(moved, Category.INPUTS)
         return moved
 
     def _cuda(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -179,11 +185,11 @@ class CudaDevices(TorchFunctionMode):
     # -- reading data ------------------------------------------------------------------------
 
     def _read(self, tensor: Tensor) -> Tensor:
-        value = self._recorder.known_value(tensor)
+        value = self._recorder.follower.known_value(tensor)
         if value is not None:
             return value
         if tensor.is_floating_point():
-            self._recorder.note(
+            self._recorder.ledger.note(
                 "a tensor that the code copies to numpy or a list was taken as zeros"
             )
             with torch._C._DisableTorchDispatch():
@@ -193,14 +199,14 @@ class CudaDevices(TorchFunctionMode):
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = self._read(args[0])
         if value.is_meta:
-            self._recorder.refuse("numpy()")
+            self._recorder.follower.refuse("numpy()")
         with torch._C._DisableTorchDispatch():
             return value.detach().numpy()
 
     def _tolist(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = self._read(args[0])
         if value.is_meta:
-            self._recorder.refuse("tolist()")
+            self._recorder.follower.refuse("tolist()")
         with torch._C._DisableTorchDispatch():
             return value.tolist()
 
@@ -209,7 +215,7 @@ class CudaDevices(TorchFunctionMode):
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_meta:
-            copied: Tensor = self._recorder.lift(tensor)
+            copied: Tensor = self._recorder.follower.lift(tensor)
         else:
             copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = copied
@@ -218,7 +224,8 @@ class CudaDevices(TorchFunctionMode):
     def _data_ptr(self, func: Any, args: Any, kwargs: Any) -> int:
         # Code compares pointers to find tied weights and flat buffers; identity is what it needs.
         tensor: Tensor = args[0]
-        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+        base: int = tensor.untyped_storage()._cdata
+        return base + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _plain(data: Any) -> Any:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from ..errors import WorkloadError
-from ..units import KIB
+from batchfit.estimator.errors import WorkloadError
+from batchfit.estimator.units import KIB
 
 if TYPE_CHECKING:
-    from .recorder import Recorder
+    from .ledger import Ledger
 
 aten = torch.ops.aten
 Kernel = Callable[["CallContext", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -33,9 +33,9 @@ _WORKSPACE_HOPPER = ":4096:8"
 
 _CUBLAS = {
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv",
-    "aten::dot", "aten::vdot", "aten::addbmm", "aten::addmm_", "aten::baddbmm_", "aten::_addmm_activation",
-    "aten::linalg_solve_triangular", "aten::triangular_solve", "aten::_int_mm", "aten::_scaled_mm",
-    "aten::_grouped_mm", "aten::linear",
+    "aten::dot", "aten::vdot", "aten::addbmm", "aten::addmm_", "aten::baddbmm_",
+    "aten::_addmm_activation", "aten::linalg_solve_triangular", "aten::triangular_solve",
+    "aten::_int_mm", "aten::_scaled_mm", "aten::_grouped_mm", "aten::linear",
 }  # fmt: skip
 
 
@@ -80,41 +80,41 @@ class CallContext:
     def __init__(self, capability: tuple[int, int], *, workspaces: bool = True) -> None:
         self.capability = capability
         self.workspaces = workspaces
-        self._recorder: Recorder | None = None
+        self._ledger: Ledger | None = None
         self._cublas_threads: set[bool] = set()
         self._pending: list[int] = []
 
-    def attach(self, recorder: Recorder) -> None:
-        """The recorder that is told."""
-        self._recorder = recorder
+    def attach(self, ledger: Ledger) -> None:
+        """The ledger that is told."""
+        self._ledger = ledger
         self._cublas_threads.clear()
 
     def scratch(self, sizes: Sequence[int], operator: str) -> None:
         """Buffers that live until the running operator has returned its outputs."""
-        assert self._recorder is not None
-        self._pending += [self._recorder.transient(size, operator) for size in sizes if size]
+        assert self._ledger is not None
+        self._pending += [self._ledger.transient(size, operator) for size in sizes if size]
 
     def finish(self) -> None:
         """The running operator has returned: its scratch buffers are free."""
-        assert self._recorder is not None
+        assert self._ledger is not None
         while self._pending:
-            self._recorder.release(self._pending.pop())
+            self._ledger.release(self._pending.pop())
 
     def gemm(self) -> None:
         """A matrix product runs: the first one on each thread allocates a cuBLAS workspace.
 
         The autograd engine runs CUDA nodes on a thread of its own, so training has two.
         """
-        from .recorder import Category, Phase  # the recorder imports this module
+        from .ledger import Category, Phase
 
         if not self.workspaces:
             return
-        assert self._recorder is not None
-        engine_thread = self._recorder.phase is Phase.BACKWARD
+        assert self._ledger is not None
+        engine_thread = self._ledger.phase is Phase.BACKWARD
         if engine_thread not in self._cublas_threads:
             self._cublas_threads.add(engine_thread)
             size = cublas_workspace_bytes(self.capability)
-            self._recorder.transient(size, "cublasCreate", Category.WORKSPACE)
+            self._ledger.transient(size, "cublasCreate", Category.WORKSPACE)
 
 
 def _kernel(*overloads: Any) -> Callable[[Kernel], Kernel]:
@@ -159,7 +159,7 @@ def _conv_shape(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> list[int]:  # fmt: skip
-    """conv_output_size / conv_input_size (ConvUtils.h). Raises ValueError where it is not positive."""
+    """conv_output_size and conv_input_size (ConvUtils.h); may be 0 or less for wrong arguments."""
     n = x.dim() - 2
     stride, padding, dilation = (_spread(v, n) for v in (stride, padding, dilation))
     output_padding = _spread(output_padding, n)
@@ -178,7 +178,7 @@ def _conv_shape(
 @_kernel(aten.convolution.default)
 def _convolution(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """cudnn/ConvShared.cpp, cudnn_convolution_forward: operands made contiguous, one output."""
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
     in_channels = weight.shape[0] if transposed else weight.shape[1] * groups
     shape = _conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     if x.dim() != weight.dim() or x.shape[1] != in_channels or min(shape[2:]) <= 0 or kwargs:
@@ -231,7 +231,7 @@ def _cudnn_batch_norm_backward(call: CallContext, func: Any, args: Any, kwargs: 
 @_kernel(aten._cudnn_rnn.default)
 def _cudnn_rnn(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """cudnn/RNN.cpp: output, last states, and the reserve space that backward reads."""
-    (x, weights, _, _, hx, cx, mode, hidden, proj, layers, batch_first, _, train, both, sizes,
+    (x, _, _, _, _, cx, mode, hidden, proj, layers, batch_first, _, train, both, sizes,
      _) = args  # fmt: skip
     directions = 2 if both else 1
     width = (proj or hidden) * directions

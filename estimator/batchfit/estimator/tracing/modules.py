@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
+from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules import module as module_hooks
 
 
@@ -26,7 +26,7 @@ class ModuleTracker:
         self._names: dict[int, tuple[nn.Module, int]] = {}
         self._roots = 0
         self._stack: list[int] = [0]
-        self._boundaries: list[int] = [torch.autograd._get_sequence_nr()]
+        self._boundaries: list[int] = [_get_sequence_nr()]
         self._owners: list[int] = [0]
         self.current = 0
         #: told of each root module that is met for the first time
@@ -88,7 +88,7 @@ class ModuleTracker:
 
     def _move(self, index: int) -> None:
         self.current = index
-        number = torch.autograd._get_sequence_nr()
+        number = _get_sequence_nr()
         if self._boundaries[-1] >= number:
             # No node was made since the last boundary (or recomputation): the newer owner holds.
             self._owners[-1] = index

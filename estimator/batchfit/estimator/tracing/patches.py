@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 
-from ..gpus import GPU
-from .recorder import Phase, Recorder
+from batchfit.estimator.gpus import GPU
+
+from .ledger import Phase
+from .recorder import Recorder
 
 
 class _Patches:
@@ -134,16 +136,16 @@ def _patch_phases(patches: _Patches, recorder: Recorder) -> None:
     engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        outer = recorder.phase
+        outer = recorder.ledger.phase
         if outer is Phase.BACKWARD:
             return engine(*args, **kwargs)
-        recorder.begin(Phase.BACKWARD)
+        recorder.ledger.begin(Phase.BACKWARD)
         try:
             return engine(*args, **kwargs)
         finally:
             if recorder.on_backward_end is not None:
                 recorder.on_backward_end()
-            recorder.begin(outer)
+            recorder.ledger.begin(outer)
 
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
 
@@ -155,11 +157,11 @@ def _optimizer_phase(recorder: Recorder) -> Iterator[None]:
     outer: list[Phase] = []
 
     def before(*args: Any) -> None:
-        outer.append(recorder.phase)
-        recorder.begin(Phase.OPTIMIZER)
+        outer.append(recorder.ledger.phase)
+        recorder.ledger.begin(Phase.OPTIMIZER)
 
     def after(*args: Any) -> None:
-        recorder.begin(outer.pop() if outer else Phase.FORWARD)
+        recorder.ledger.begin(outer.pop() if outer else Phase.FORWARD)
 
     handles = [
         optim.register_optimizer_step_pre_hook(before),

@@ -14,14 +14,16 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim import optimizer as optim
 
-from ..cuda_rules import AttentionRules, Autocast, Backend, cuda_rules
-from ..errors import BatchfitError, TraceError, WorkloadError
-from ..gpus import GPU
-from ..workload import Step, Workload
+from batchfit.estimator.cuda_rules import AttentionRules, Autocast, Backend, cuda_rules
+from batchfit.estimator.errors import BatchfitError, TraceError, WorkloadError
+from batchfit.estimator.gpus import GPU
+from batchfit.estimator.workload import Step, Workload
+
 from .devices import CudaDevices
 from .kernels import CallContext
+from .ledger import Category, Ledger, Log, Phase
 from .patches import patched
-from .recorder import Category, Log, Phase, Recorder
+from .recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class TraceOptions:
 class _Residents:
     """Finds out what the tensors of a run are for: parameters, gradients, optimizer state."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._modules: dict[int, nn.Module] = {}
         self._optimizers: dict[int, Optimizer] = {}
         # id -> (parameter, number of the module path that owns it)
@@ -74,12 +76,12 @@ class _Residents:
             return
         self._modules[id(root)] = root
         for module in root.modules():
-            owner = self._recorder.modules.index_of(module)
+            owner = self._ledger.modules.index_of(module)
             for param in module.parameters(recurse=False):
                 self._params.setdefault(id(param), (param, owner))
-                self._recorder.settle(param, Category.PARAMETERS, owner)
+                self._ledger.settle(param, Category.PARAMETERS, owner)
             for buffer in module.buffers(recurse=False):
-                self._recorder.settle(buffer, Category.BUFFERS, owner)
+                self._ledger.settle(buffer, Category.BUFFERS, owner)
 
     def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """Called before each optimizer step: its parameters and their gradients are known now."""
@@ -88,14 +90,14 @@ class _Residents:
             for group in optimizer.param_groups:
                 for param in group["params"]:
                     self._params.setdefault(id(param), (param, 0))
-                    self._recorder.settle(param, Category.PARAMETERS)
+                    self._ledger.settle(param, Category.PARAMETERS)
         self.gradients()
 
     def gradients(self) -> None:
         """Name the gradients that exist now."""
         for param, owner in self._params.values():
             if param.grad is not None:
-                self._recorder.settle(param.grad, Category.GRADIENTS, owner)
+                self._ledger.settle(param.grad, Category.GRADIENTS, owner)
 
     def after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """Called after each optimizer step: name the state it made."""
@@ -103,7 +105,7 @@ class _Residents:
             owner = self._params.get(id(param), (None, 0))[1]
             for value in state.values() if isinstance(state, Mapping) else ():
                 if isinstance(value, torch.Tensor):
-                    self._recorder.settle(value, Category.OPTIMIZER_STATE, owner)
+                    self._ledger.settle(value, Category.OPTIMIZER_STATE, owner)
 
     def hook(self, stack: ExitStack) -> None:
         """Follow optimizers while the stack is open."""
@@ -119,16 +121,16 @@ def simulated_gpu(options: TraceOptions) -> Iterator[tuple[Recorder, _Residents]
     """Within the block, code that says "cuda" runs on a simulated GPU, and is recorded."""
     call = CallContext(options.gpu.capability, workspaces=options.workspaces)
     recorder = Recorder("meta", call=call)
-    autocast = Autocast(lambda cast: recorder.settle(cast, Category.AUTOCAST_COPIES))
+    autocast = Autocast(lambda cast: recorder.ledger.settle(cast, Category.AUTOCAST_COPIES))
     attention = AttentionRules(options.gpu.capability, options.attention)
-    residents = _Residents(recorder)
-    recorder.modules.on_root = residents.add_module
+    residents = _Residents(recorder.ledger)
+    recorder.ledger.modules.on_root = residents.add_module
     recorder.on_backward_end = residents.gradients
     with ExitStack() as stack:
         stack.enter_context(patched(recorder, options.gpu, autocast.clear))
-        stack.enter_context(recorder.modules.hooks())
+        stack.enter_context(recorder.ledger.modules.hooks())
         residents.hook(stack)
-        stack.enter_context(cuda_rules(attention, autocast, recorder.assume))
+        stack.enter_context(cuda_rules(attention, autocast, recorder.follower.assume))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(recorder)
         stack.enter_context(CudaDevices(recorder))
@@ -147,37 +149,37 @@ def trace(workload: Workload, batch: int, options: TraceOptions) -> Trace:
     """
     with simulated_gpu(options) as (recorder, residents):
         model = _run(workload, batch, torch.device("cuda", 0), recorder, residents, options.steps)
-    return Trace(batch, recorder.log, recorder.modules.paths, model)
+    return Trace(batch, recorder.ledger.log, recorder.ledger.modules.paths, model)
 
 
 def record_cpu(workload: Workload, batch: int, steps: int = 2) -> Trace:
     """Run the workload for real on the CPU and record the CPU's own storages."""
     recorder = Recorder("cpu")
-    residents = _Residents(recorder)
-    recorder.modules.on_root = residents.add_module
+    residents = _Residents(recorder.ledger)
+    recorder.ledger.modules.on_root = residents.add_module
     with ExitStack() as stack:
-        stack.enter_context(recorder.modules.hooks())
+        stack.enter_context(recorder.ledger.modules.hooks())
         residents.hook(stack)
         stack.enter_context(recorder)
         model = _run(workload, batch, torch.device("cpu"), recorder, residents, steps)
-    return Trace(batch, recorder.log, recorder.modules.paths, model)
+    return Trace(batch, recorder.ledger.log, recorder.ledger.modules.paths, model)
 
 
 def _run(
     workload: Workload, batch: int, device: torch.device, recorder: Recorder,
     residents: _Residents, steps: int,
 ) -> nn.Module | None:  # fmt: skip
-    recorder.begin(Phase.INIT)
+    recorder.ledger.begin(Phase.INIT)
     replica = _replicate if device.type == "cuda" else None
     try:
         step = workload.start(device, replica=replica)
         modules = getattr(step, "modules", [])
         for i, module in enumerate(modules):
-            recorder.modules.register(module, "" if i == 0 else type(module).__name__)
+            recorder.ledger.modules.register(module, "" if i == 0 else type(module).__name__)
             residents.add_module(module)
         for number in range(1, steps + 1):
-            recorder.step = number
-            recorder.begin(Phase.FORWARD)
+            recorder.ledger.step = number
+            recorder.ledger.begin(Phase.FORWARD)
             step(batch)
         residents.gradients()
         # Before the step object goes: what it holds is alive at the end of the timeline.
@@ -190,17 +192,17 @@ def _run(
 
 
 def _explain(error: Exception, recorder: Recorder, workload: Workload, batch: int) -> BatchfitError:
-    """An error of ours for what the user's code or torch raised: what happened, where, what to do."""
-    path = recorder.modules.paths[recorder.modules.current]
+    """An error of ours for what user code or torch raised: what, where, what to do."""
+    path = recorder.ledger.modules.paths[recorder.ledger.modules.current]
     where = f" in module {path!r}" if path else ""
     text = str(error).strip().splitlines()
     first = text[0][:200] if text else ""
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    if recorder.phase is Phase.INIT:
+    if recorder.ledger.phase is Phase.INIT:
         return WorkloadError(f"the model could not be built: {said}")
     return TraceError(
-        f"the {recorder.phase} pass at batch {batch} failed{where}: {said}. Check that the inputs have "
-        "the shapes and dtypes that the model takes"
+        f"the {recorder.ledger.phase} pass at batch {batch} failed{where}: {said}. Check that the "
+        "inputs have the shapes and dtypes that the model takes"
     )
 
 
@@ -216,7 +218,7 @@ def _replicate(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Parameter]]:
         if isinstance(param, UninitializedParameter):
             raise WorkloadError(
                 f"parameter {name!r} has no shape yet (a lazy module); run one batch through the "
-                "model first, or give sizes"
+                "model first, or give its sizes"
             )
         if id(param) not in memo:
             twin = nn.Parameter(_like(param), requires_grad=param.requires_grad)
@@ -228,8 +230,8 @@ def _replicate(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Parameter]]:
         replica = copy.deepcopy(module, memo)
     except Exception as error:
         raise WorkloadError(
-            f"{type(module).__name__} cannot be copied without its data ({error}); give the workload "
-            "a function that makes the model instead"
+            f"{type(module).__name__} cannot be copied without its data ({error}); give the "
+            "workload a function that makes the model instead"
         ) from error
     return replica, twins
 
@@ -239,7 +241,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _buffer_like(buffer: torch.Tensor) -> torch.Tensor:
-    """Small buffers keep their values (position ids, masks); the data of large ones stays behind."""
+    """Small buffers keep their values (position ids, masks); large ones only their shape."""
     if buffer.numel() <= 2**16 and buffer.layout is torch.strided:
         with torch._C._DisableTorchDispatch():
             real = buffer.detach().cpu()

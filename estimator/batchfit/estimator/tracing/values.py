@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Largest tensor whose value is carried. Integers and booleans steer control flow (a
-# 1024 x 4096 attention mask); floats only as scalars and short tables (inverse frequencies, schedules).
+# Largest tensor whose value is carried, in elements. Integers and booleans steer control flow (an
+# attention mask of 1024 x 4096); floats do as scalars and tables (schedules, additive masks).
 _LIMIT_EXACT = 2**22
 _LIMIT_FLOAT = 2**20
 
