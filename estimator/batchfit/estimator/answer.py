@@ -86,10 +86,11 @@ def solve_batch(
     at = batch or candidate(1)
     peak = estimate.peak(at)
     parts = estimate.breakdown(at)
+    sure = bool(batch) and not unlimited
     return BatchAnswer(
         batch=batch, outcome=outcome, budget=room, peak=peak, reserved=estimate.reserved(at),
         short_by=0 if batch else max(estimate.reserved(at) - room.bytes, 0),
-        largest_category=max(parts, key=lambda c: parts[c]), confirmed=bool(batch) and not unlimited,
+        largest_category=max(parts, key=lambda c: parts[c]), confirmed=sure,
     )  # fmt: skip
 
 

@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .tracing import Category, Phase, Trace
+from .tracing.workspaces import SizeRule
 
 Ints = npt.NDArray[np.int64]
 
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
 BLOCK = 512
+
+# (storage, formula, fixed part and slope of each number that it is asked with)
+Rules = tuple[tuple[int, SizeRule, tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class Timeline:
         per_sample: bytes of each storage per unit of batch.
         operators, modules, phases, categories: what is known of each storage.
         marks: (position, phase, step) at which each phase begins.
-        deviations: storages that are not on their line at a third batch size, as
-            (operator, module, predicted bytes, traced bytes).
+        rules: storages whose size a formula gives, as (storage, rule, fixed and per-sample part of
+            the numbers that it is asked with).
     """
 
     events: Ints
@@ -51,11 +55,14 @@ class Timeline:
     phases: list[Phase]
     categories: list[Category]
     marks: list[tuple[int, Phase, int]]
-    deviations: tuple[tuple[str, str, int, int], ...] = ()
+    rules: Rules = ()
 
     def sizes(self, batch: int) -> Ints:
         """Requested bytes of every storage at this batch size."""
-        return self.fixed + self.per_sample * batch
+        sizes = self.fixed + self.per_sample * batch
+        for index, rule, fixed, slopes in self.rules:
+            sizes[index] = rule([a + b * batch for a, b in zip(fixed, slopes, strict=True)])
+        return sizes
 
     def deltas(self, blocks: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """The change in bytes at each event, and the storage it is about.
@@ -160,10 +167,35 @@ def merge(one: Trace, other: Trace) -> Timeline | None:
         return None
     first = np.asarray(one.log.sizes, dtype=np.int64)
     difference = np.asarray(other.log.sizes, dtype=np.int64) - first
+    by_rule = list(one.log.rules)
+    difference[by_rule] = 0
     if np.any(difference % span):
         return None
+    rules = _merge_rules(one, other)
+    if rules is None:
+        return None
     slope = difference // span
-    return _timeline(one, first - slope * one.batch, slope)
+    fixed = first - slope * one.batch
+    fixed[by_rule] = slope[by_rule] = 0
+    return _timeline(one, fixed, slope, rules)
+
+
+def _merge_rules(one: Trace, other: Trace) -> Rules | None:
+    """The numbers of each rule as lines in the batch; None where the rules differ."""
+    span = other.batch - one.batch
+    merged = []
+    if one.log.rules.keys() != other.log.rules.keys():
+        return None
+    for index, (rule, numbers) in one.log.rules.items():
+        other_rule, other_numbers = other.log.rules[index]
+        if rule != other_rule or any(
+            (b - a) % span for a, b in zip(numbers, other_numbers, strict=True)
+        ):
+            return None
+        slopes = tuple((b - a) // span for a, b in zip(numbers, other_numbers, strict=True))
+        fixed = tuple(a - s * one.batch for a, s in zip(numbers, slopes, strict=True))
+        merged.append((index, rule, fixed, slopes))
+    return tuple(merged)
 
 
 def deviations(timeline: Timeline, third: Trace) -> list[tuple[str, str, int, int]] | None:
@@ -179,7 +211,7 @@ def deviations(timeline: Timeline, third: Trace) -> list[tuple[str, str, int, in
     ]
 
 
-def _timeline(trace: Trace, fixed: Ints, per_sample: Ints) -> Timeline:
+def _timeline(trace: Trace, fixed: Ints, per_sample: Ints, rules: Rules = ()) -> Timeline:
     log = trace.log
     events = _canonical(log.events)
     return Timeline(
@@ -191,6 +223,7 @@ def _timeline(trace: Trace, fixed: Ints, per_sample: Ints) -> Timeline:
         phases=log.phases,
         categories=_categories(trace, events),
         marks=log.marks,
+        rules=rules,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -61,6 +62,8 @@ class CudaDevices(TorchFunctionMode):
             torch.Tensor.numpy: self._numpy,
             torch.Tensor.tolist: self._tolist,
             torch.Tensor.__array__: self._numpy,
+            torch.Tensor.__getitem__: self._index,
+            torch.Tensor.__setitem__: self._index,
             torch.Tensor.__deepcopy__: self._deepcopy,
             torch.Tensor.data_ptr: self._data_ptr,
         }
@@ -182,6 +185,20 @@ class CudaDevices(TorchFunctionMode):
     def _not_pinned(self, func: Any, args: Any, kwargs: Any) -> bool:
         return False
 
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Lists and arrays in an index become tensors with values, which torch drops on meta."""
+        tensor, index, *value = args
+        if isinstance(index, tuple):
+            index = tuple(self._index_part(part) for part in index)
+        else:
+            index = self._index_part(index)
+        return func(tensor, index, *value, **kwargs)
+
+    def _index_part(self, part: Any) -> Any:
+        if isinstance(part, np.ndarray) or (isinstance(part, list) and not _has_slices(part)):
+            return self._from_data(torch.as_tensor, (part,), {})
+        return part
+
     # -- reading data ------------------------------------------------------------------------
 
     def _read(self, tensor: Tensor) -> Tensor:
@@ -226,6 +243,10 @@ class CudaDevices(TorchFunctionMode):
         tensor: Tensor = args[0]
         base: int = tensor.untyped_storage()._cdata
         return base + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _has_slices(part: list[Any]) -> bool:
+    return any(item is None or item is Ellipsis or isinstance(item, slice) for item in part)
 
 
 def _plain(data: Any) -> Any:

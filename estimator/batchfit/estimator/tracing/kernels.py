@@ -16,7 +16,16 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from batchfit.estimator.errors import WorkloadError
+from batchfit.estimator.gpus import GPU
 from batchfit.estimator.units import KIB
+
+from .workspaces import (
+    ReductionRule,
+    SizeRule,
+    accumulator_bytes,
+    reduced_dimensions,
+    reduction_numbers,
+)
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -73,16 +82,17 @@ class CallContext:
     """What kernels may ask and tell: scratch buffers, the workspaces of libraries.
 
     Args:
-        capability: of the GPU.
+        gpu: decides what kernels allocate.
         workspaces: record what libraries allocate for themselves.
     """
 
-    def __init__(self, capability: tuple[int, int], *, workspaces: bool = True) -> None:
-        self.capability = capability
+    def __init__(self, gpu: GPU, *, workspaces: bool = True) -> None:
+        self.gpu = gpu
         self.workspaces = workspaces
         self._ledger: Ledger | None = None
         self._cublas_threads: set[bool] = set()
         self._pending: list[int] = []
+        self._queued: list[tuple[SizeRule, tuple[int, ...], str]] = []
 
     def attach(self, ledger: Ledger) -> None:
         """The ledger that is told."""
@@ -94,9 +104,25 @@ class CallContext:
         assert self._ledger is not None
         self._pending += [self._ledger.transient(size, operator) for size in sizes if size]
 
+    def reduction(self, tensor: Tensor, dims: Any, accumulator: int, operator: str) -> None:
+        """The running operator reduces a tensor: its kernel may stage partial results."""
+        if not self.workspaces or not tensor.numel():
+            return
+        reduced = reduced_dimensions(tensor, dims)
+        numbers = reduction_numbers(tensor)
+        for semaphores in (False, True):
+            rule = ReductionRule(
+                reduced, tensor.element_size(), accumulator, self.gpu.sm_count,
+                self.gpu.threads_per_sm, semaphores,
+            )  # fmt: skip
+            self._queued.append((rule, numbers, operator))
+
     def finish(self) -> None:
-        """The running operator has returned: its scratch buffers are free."""
+        """The running operator has its outputs: what it allocates after them comes and goes."""
         assert self._ledger is not None
+        for rule, numbers, operator in self._queued:
+            self._pending.append(self._ledger.transient_by_rule(rule, numbers, operator))
+        self._queued.clear()
         while self._pending:
             self._ledger.release(self._pending.pop())
 
@@ -113,7 +139,7 @@ class CallContext:
         engine_thread = self._ledger.phase is Phase.BACKWARD
         if engine_thread not in self._cublas_threads:
             self._cublas_threads.add(engine_thread)
-            size = cublas_workspace_bytes(self.capability)
+            size = cublas_workspace_bytes(self.gpu.capability)
             self._ledger.transient(size, "cublasCreate", Category.WORKSPACE)
 
 
@@ -195,6 +221,9 @@ def _convolution_backward(call: CallContext, func: Any, args: Any, kwargs: Any) 
     layout = _conv_format(x, weight)
     copies = [_copy_bytes(grad, layout), _copy_bytes(x, layout), _copy_bytes(weight, layout)]
     call.scratch(copies, "aten::contiguous")
+    if mask[2]:
+        dims = [d for d in range(grad.dim()) if d != 1]
+        call.reduction(grad, dims, accumulator_bytes(grad.dtype), "aten::sum")
     return (
         _empty(x.shape, grad, layout) if mask[0] else None,
         _empty(weight.shape, grad, layout) if mask[1] else None,
@@ -304,3 +333,31 @@ def _grouped_mm(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     row = -(-shape[-1] // alignment) * alignment
     strides = [shape[-2] * row, row, 1][-len(shape) :]
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _reduces(accumulator: int | None = None, dims_at: int | None = 1) -> Kernel:
+    """A reduction: the meta kernel's outputs, and the buffers of gpu_reduce_kernel."""
+
+    def kernel(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+        dims = None
+        if dims_at is not None:
+            dims = args[dims_at] if len(args) > dims_at else kwargs.get("dim")
+        size = accumulator or accumulator_bytes(kwargs.get("dtype") or args[0].dtype)
+        call.reduction(args[0], dims, size, func._schema.name)
+        return func(*args, **kwargs)
+
+    return kernel
+
+
+# Accumulators (arg_t of the functors in ReduceOps, ReduceMomentKernel.cu and others): value and
+# index for arg reductions; WelfordData<float, int32> for variances.
+_kernel(aten.sum.default, aten.mean.default, aten.prod.default)(_reduces(dims_at=None))
+_kernel(aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default)(_reduces())
+_kernel(aten.prod.dim_int)(_reduces())
+_kernel(aten.any.default, aten.all.default, aten.max.default, aten.min.default)(
+    _reduces(dims_at=None)
+)
+_kernel(aten.any.dim, aten.all.dim)(_reduces())
+_kernel(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)(_reduces(16))
+_kernel(aten.linalg_vector_norm.default)(_reduces(dims_at=2))
+_kernel(aten.var.correction, aten.std.correction, aten.var_mean.correction)(_reduces(16))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .modules import ModuleTracker
+from .workspaces import SizeRule
 
 
 class Category(str, Enum):
@@ -48,7 +49,8 @@ class Log:
     """Everything recorded, in columns. Storage i has ``sizes[i]`` bytes, and so on.
 
     ``events`` holds i for the birth of storage i and ~i (negative) for its death; ``marks`` the
-    position in ``events`` at which each phase began.
+    position in ``events`` at which each phase began; ``rules`` the formula, and the numbers it was
+    asked with, of storages whose size has one.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Log:
     events: list[int] = field(default_factory=list)
     marks: list[tuple[int, Phase, int]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
+    rules: dict[int, tuple[SizeRule, tuple[int, ...]]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -111,6 +114,12 @@ class Ledger:
     def transient(self, size: int, operator: str, category: Category | None = None) -> int:
         """Record a birth that no tensor stands for; returns its number for :meth:`release`."""
         return self._append(size, 1, operator, category)
+
+    def transient_by_rule(self, rule: SizeRule, numbers: tuple[int, ...], operator: str) -> int:
+        """A :meth:`transient` whose size a rule gives; it may be 0 at this batch size."""
+        index = self._append(rule(numbers), 1, operator, Category.WORKSPACE)
+        self.log.rules[index] = (rule, numbers)
+        return index
 
     def release(self, index: int) -> None:
         """Record the death of a :meth:`transient`."""

@@ -119,7 +119,7 @@ class _Residents:
 @contextmanager
 def simulated_gpu(options: TraceOptions) -> Iterator[tuple[Recorder, _Residents]]:
     """Within the block, code that says "cuda" runs on a simulated GPU, and is recorded."""
-    call = CallContext(options.gpu.capability, workspaces=options.workspaces)
+    call = CallContext(options.gpu, workspaces=options.workspaces)
     recorder = Recorder("meta", call=call)
     autocast = Autocast(lambda cast: recorder.ledger.settle(cast, Category.AUTOCAST_COPIES))
     attention = AttentionRules(options.gpu.capability, options.attention)
