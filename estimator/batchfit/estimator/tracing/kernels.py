@@ -361,3 +361,31 @@ _kernel(aten.any.dim, aten.all.dim)(_reduces())
 _kernel(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)(_reduces(16))
 _kernel(aten.linalg_vector_norm.default)(_reduces(dims_at=2))
 _kernel(aten.var.correction, aten.std.correction, aten.var_mean.correction)(_reduces(16))
+
+
+def _clone_bytes(matrix: Tensor, rows: int, columns: int) -> int:
+    """Bytes of the copy that cuBLAS needs of a matrix without a unit stride (an expanded gradient).
+
+    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas (Blas.cpp): no copy where one of
+    the two dimensions has stride 1 and the other strides over all of it.
+    """
+    (m, n), (s, t) = (matrix.shape[rows], matrix.shape[columns]), (
+        matrix.stride(rows), matrix.stride(columns),
+    )  # fmt: skip
+    if (s == 1 and t >= max(1, m)) or (t == 1 and s >= max(1, n)):
+        return 0
+    return 0 if matrix.is_contiguous() else _nbytes(matrix)
+
+
+def _gemm(first: int) -> Kernel:
+    def kernel(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+        operands = args[first], args[first + 1]
+        copies = [_clone_bytes(m, m.dim() - 2, m.dim() - 1) for m in operands]
+        call.scratch(copies, "aten::clone")
+        return func(*args, **kwargs)
+
+    return kernel
+
+
+_kernel(aten.mm.default, aten.bmm.default)(_gemm(0))
+_kernel(aten.addmm.default, aten.baddbmm.default)(_gemm(1))

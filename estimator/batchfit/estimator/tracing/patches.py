@@ -147,6 +147,7 @@ def _patch_phases(patches: _Patches, recorder: Recorder) -> None:
                 recorder.on_backward_end()
             recorder.ledger.begin(outer)
 
+    recorder.engine_caller = run_backward.__code__
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
 
 

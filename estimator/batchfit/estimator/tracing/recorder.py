@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -14,10 +16,16 @@ from batchfit.estimator.errors import TraceError
 
 from .follower import Follower
 from .kernels import CallContext
-from .ledger import Ledger
+from .ledger import Ledger, Phase
 from .operators import Operator
 
 aten = torch.ops.aten
+
+# References to a gradient that only the engine's buffer holds, as seen from a dispatch mode: of the
+# tensor the buffer, the call's arguments (boxed and unboxed) and the Python object; of the storage
+# the tensor and the Python object. A test measures them.
+_SOLE_TENSOR_USES = 4
+_SOLE_STORAGE_USES = 2
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -38,6 +46,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.follower = Follower(self.ledger)
         self.on_backward_end: Callable[[], None] | None = None
+        #: code of the function that starts the autograd engine (see patches)
+        self.engine_caller: CodeType | None = None
         self._device_type = device_type
         self._call = call
         self._operators: dict[Any, Operator] = {}
@@ -63,7 +73,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
+            if func is aten.add.Tensor and self._accumulates(args, sys._getframe(1)):
+                return self._add_in_place(args)
             return self._dispatch(func, args, kwargs or {})
+
+    def _accumulates(self, args: tuple[Any, ...], caller: FrameType) -> bool:
+        """Whether the autograd engine adds up gradients and would do so in place.
+
+        InputBuffer::accumulate (torch/csrc/autograd/input_buffer.cpp) adds in place into a dense
+        gradient that nobody else holds, but not under a dispatch mode, so it must be told apart
+        here: called by the engine with no Python between, and with no more references than such a
+        call has.
+        """
+        if self.ledger.phase is not Phase.BACKWARD or torch.is_grad_enabled():
+            return False
+        if caller.f_code is not self.engine_caller or len(args) != 2:
+            return False
+        old, new = args
+        return (
+            old.shape == new.shape
+            and old.dtype is new.dtype
+            and old._use_count() == _SOLE_TENSOR_USES
+            and torch._C._storage_Use_Count(old.untyped_storage()._cdata) == _SOLE_STORAGE_USES
+            and torch._prims_common.is_non_overlapping_and_dense(old)
+        )
+
+    def _add_in_place(self, args: tuple[Any, ...]) -> Any:
+        old, new = args
+        if self._device_type == "cpu":
+            return old.add_(new)
+        self.follower.values.forget(old.untyped_storage()._cdata)
+        return old
 
     def _info(self, func: Any) -> Operator:
         op = self._operators.get(func)

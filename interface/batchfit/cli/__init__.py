@@ -1,0 +1,8 @@
+"""The command line: ``batchfit estimate`` and ``batchfit gpus``.
+
+Only :func:`main` prints and turns errors into exit statuses; everything else returns or raises.
+"""
+
+from .main import main
+
+__all__ = ["main"]

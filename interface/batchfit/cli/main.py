@@ -1,0 +1,151 @@
+"""The console entry: commands, exit statuses, errors in one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import metadata
+from typing import Any
+
+import click
+
+from .options import estimate_options, gpus_options
+
+#: Exit statuses. "Does it fit" is answered by the first two.
+YES, NO, ERROR, INTERRUPTED = 0, 1, 2, 130
+
+#: With this variable set, an error also prints its traceback.
+TRACEBACK = "BATCHFIT_TRACEBACK"
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
+
+
+def version() -> str:
+    """The installed version of batchfit.
+
+    >>> version()[0].isdigit()
+    True
+    """
+    try:
+        return metadata.version("batchfit")
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+@click.group(context_settings=_CONTEXT, invoke_without_command=True)
+@click.version_option(version(), prog_name="batchfit", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> int:
+    """How much GPU memory a PyTorch training step needs, and the largest batch that fits.
+
+    No GPU is needed.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+    return ERROR
+
+
+@cli.command("estimate", short_help="Predict a training step's memory and the largest batch.")
+@click.argument("target")
+@estimate_options
+@click.pass_context
+def estimate_command(context: click.Context, /, target: str, **options: Any) -> int:
+    """Predict the GPU memory of TARGET's training step and the largest batch that fits.
+
+    \b
+    TARGET is one of
+      torchvision:NAME     a torchvision model, as torchvision:resnet50
+      timm:NAME            a timm model, as timm:convnext_tiny
+      hf:ID_OR_DIR         a Hugging Face configuration, as hf:gpt2 or hf:./my-model
+      FILE.py:NAME         a Workload, a function that makes one or a model, or a module
+      package.module:NAME  the same, in an importable module
+
+    Neither weights nor remote code are ever loaded. With --batch and --gpu (or --budget) the exit
+    status says whether all those batches fit: 0 yes, 1 no, 2 an error.
+    """
+    from .command import estimate_target
+
+    given = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    output, fits = estimate_target(target, given)
+    click.echo(output)
+    return YES if fits else NO
+
+
+@cli.command("gpus", short_help="List the GPUs that batchfit knows.")
+@click.argument("words", nargs=-1, metavar="[FILTER]...")
+@gpus_options
+def gpus_command(words: tuple[str, ...], as_json: bool) -> int:
+    """List the GPUs that batchfit knows: memory as PyTorch sees it, and what a job may use.
+
+    FILTER keeps those whose name, vendor, architecture or category holds every word of it, as in
+    "batchfit gpus a100" or "batchfit gpus consumer".
+    """
+    from .catalogue import gpus_json, gpus_table
+
+    click.echo(gpus_json(words) if as_json else gpus_table(words))
+    return YES
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        args: the arguments after the program's name; None takes ``sys.argv``.
+    """
+    try:
+        status = cli.main(args, prog_name="batchfit", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        return INTERRUPTED
+    except click.ClickException as error:
+        _say(_usage(error))
+        return ERROR
+    except BrokenPipeError:  # the reader of our output has gone, as in `batchfit gpus | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        _say(_message(error))
+        return ERROR
+
+
+def _say(message: str) -> None:
+    """One line on stderr."""
+    click.echo(f"batchfit: {' '.join(message.split())}", err=True)
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    message = message[:1].lower() + message[1:]
+    if context is None:
+        return message
+    end = "" if message.endswith(("?", ")")) else ";"
+    return f"{message}{end} see `{context.command_path} --help`"
+
+
+def _message(error: Exception) -> str:
+    """One line for an error: ours as it is, anything else named as what it is."""
+    errors = sys.modules.get("batchfit.estimator.errors")
+    if errors is not None and isinstance(error, errors.BatchfitError):
+        from .files import user_line
+
+        place = user_line(error)
+        return f"{error}{f' ({place})' if place and place not in str(error) else ''}"
+    if isinstance(error, MemoryError):
+        return (
+            "not enough memory on this host; give a function that builds the model instead of a "
+            "model that exists: it is then built without data"
+        )
+    return (
+        f"unexpected {type(error).__name__}: {error}; this is likely a fault of batchfit, "
+        f"{TRACEBACK}=1 shows where"
+    )
