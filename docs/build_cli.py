@@ -34,7 +34,9 @@ def output(args: str) -> str:
 
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream):
-        main(shlex.split(args))
+        status = main(shlex.split(args))
+    if status not in (0, 1):
+        raise SystemExit(f"batchfit {args} failed; nothing was written to its document")
     return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
 
 

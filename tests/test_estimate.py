@@ -234,7 +234,6 @@ def test_a_branch_on_the_batch_is_solved():
     assert answer.confirmed
 
 
-@pytest.mark.xfail(strict=True, reason="the line predicts -4 bytes at batch 1: TraceError")
 def test_the_square_of_the_batch_is_noticed_and_solved():
     made = quick(contrastive())
     budget = room(64 * MIB)
@@ -251,7 +250,6 @@ def test_the_square_of_the_batch_is_noticed_and_solved():
     assert answer.outcome is Outcome.FITS
 
 
-@pytest.mark.xfail(strict=True, reason="the line predicts -4 bytes at batch 1: TraceError")
 def test_a_batch_that_was_asked_for_before_is_corrected():
     made = quick(contrastive())
     made.answer(room(64 * MIB))
@@ -260,7 +258,6 @@ def test_a_batch_that_was_asked_for_before_is_corrected():
     assert made.timeline_at(100).peak(100) == direct.peak(100)
 
 
-@pytest.mark.xfail(strict=True, reason="only an answer is confirmed by a third trace")
 def test_peak_of_a_square_is_right_without_asking_for_an_answer():
     made = quick(contrastive())
     options = TraceOptions(find_gpu(A100), workspaces=False)
@@ -281,9 +278,6 @@ def room(size):
     return Budget(size)
 
 
-FRAGMENTED = pytest.mark.xfail(
-    strict=True, reason="31 does not fit, 41 does: only the last tenth below an answer is tried"
-)
 ASKED = [{}, {"multiple_of": 8}, {"power_of_two": True}, {"multiple_of": 3, "cap": 50}]
 
 
@@ -294,11 +288,7 @@ def wide():
 
 @pytest.mark.parametrize(
     ("options", "target"),
-    [
-        pytest.param(o, t, marks=[FRAGMENTED] * (not o and t in (1, 2, 3, 10)))
-        for o in ASKED
-        for t in (1, 2, 3, 10, 33, 64, 100)
-    ],
+    [(o, t) for o in ASKED for t in (1, 2, 3, 10, 33, 64, 100)],
 )
 def test_the_answer_is_the_largest_that_fits(wide, target, options):
     made = wide
@@ -484,7 +474,6 @@ def test_memory_fraction_lowers_the_budget():
     assert half.replay(half.largest_batch() + 1, limit).oom is not None
 
 
-@pytest.mark.xfail(strict=True, reason="out_of_memory() does not look at the fraction, fits() does")
 def test_memory_fraction_is_named_where_it_runs_out():
     half = estimate(mlp(1024), gpu="T4", allocator="per_process_memory_fraction:0.5")
     assert half.out_of_memory(half.largest_batch() + 1) is not None

@@ -392,7 +392,8 @@ def test_auxiliary_outputs_count():
             return {"out": self.one(x), "aux": self.two(x)}
 
     made = run(job(model=Aux))
-    assert len(made.find("mse_loss", step=1)) == 2
+    # each loss is a scratch buffer of every element and the result
+    assert len(made.find("mse_loss", step=1)) == 4
 
 
 def test_outputs_without_a_tensor():
@@ -444,7 +445,6 @@ def test_parse_optimizer(spec, kind, arguments):
     assert parse_optimizer(spec) == (kind, arguments)
 
 
-@pytest.mark.xfail(strict=True, reason="split at the comma inside the tuple")
 def test_parse_optimizer_reads_tuples():
     assert parse_optimizer("adamw:betas=(0.9,0.95)") == (torch.optim.AdamW, {"betas": (0.9, 0.95)})
 
@@ -647,7 +647,6 @@ def test_accumulate_must_be_positive(value):
     one_line(caught, "accumulate", str(value))
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, pytest.fail.Exception), reason="not checked")
 @pytest.mark.parametrize("value", [1.5, "2", True, None])
 def test_accumulate_must_be_an_integer(value):
     with pytest.raises(WorkloadError) as caught:
@@ -662,7 +661,6 @@ def test_inputs_of_a_wrong_shape():
     assert isinstance(caught.value, TraceError)
 
 
-@pytest.mark.xfail(strict=True, reason="the module has been left when the error is worded")
 def test_inputs_of_a_wrong_shape_name_the_module():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4))
     with pytest.raises(TraceError) as caught:
@@ -670,7 +668,6 @@ def test_inputs_of_a_wrong_shape_name_the_module():
     one_line(caught, "'1'")
 
 
-@pytest.mark.xfail(strict=True, reason="meta kernels of matrix products take any two dtypes")
 def test_inputs_of_a_wrong_dtype():
     with pytest.raises(TraceError) as caught:
         run(job(inputs=lambda b: torch.zeros(b, 8, dtype=torch.long)))

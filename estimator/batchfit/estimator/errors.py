@@ -8,6 +8,7 @@
     ├── TraceError              the job was understood, but its step could not be traced
     │   └── DataDependentError  the step asks for a value that only real data can give
     ├── BudgetError             the memory budget is not one a job can be given
+    ├── SnapshotError           a memory snapshot cannot be read or written (see snapshot.py)
     └── OutOfMemory             the simulated allocator ran out: what was asked, what was there
 
 Each message says what was asked, what was found and what to do. Nothing else is raised on purpose.

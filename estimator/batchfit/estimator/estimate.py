@@ -160,6 +160,15 @@ class Estimate:
         )
         return layer_sums(self.workload, self._options, state)
 
+    def snapshot(self, batch: int) -> dict[str, Any]:
+        """A snapshot as ``torch.cuda.memory._snapshot`` would give it, for PyTorch's viewer.
+
+        Write it with :func:`batchfit.estimator.snapshot.write_snapshot`.
+        """
+        from .snapshot import predicted_snapshot  # it works on estimates
+
+        return predicted_snapshot(self, check_batch(batch))
+
     # -- answers -----------------------------------------------------------------------------
 
     def budget(
@@ -177,12 +186,17 @@ class Estimate:
     ) -> bool:
         """Whether a batch fits on the GPU, or in a budget."""
         check_batch(batch)
-        size = self.budget(budget, margin).bytes
-        if self.allocator.memory_fraction is not None:
-            size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
+        size = self._room(budget, margin)
         if self.timeline_at(batch).peak(batch) > size:
             return False  # more bytes alive than there are: no need to ask the allocator
         return self.replay(batch, size).oom is None
+
+    def _room(self, budget: int | str | Budget | None, margin: int | str | None) -> int:
+        """Bytes that the allocator may reserve: the budget, and its own fraction of the GPU."""
+        size = self.budget(budget, margin).bytes
+        if self.allocator.memory_fraction is not None:
+            size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
+        return size
 
     def index_limit(self) -> int:
         """The largest batch at which no tensor has more elements than 32 bits can count."""
@@ -226,7 +240,7 @@ class Estimate:
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> str | None:
         """PyTorch's message where this batch runs out, with the place; None if it fits."""
-        run = self.replay(check_batch(batch), self.budget(budget, margin).bytes)
+        run = self.replay(check_batch(batch), self._room(budget, margin))
         if run.oom is None:
             return None
         assert run.oom.event is not None

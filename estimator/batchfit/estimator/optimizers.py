@@ -54,16 +54,18 @@ def parse_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]] | None:
         hint = f"did you mean {' or '.join(close)}?" if close else "see torch.optim for the names"
         raise TargetError(f"torch.optim has no optimizer named {name!r}; {hint}")
     arguments = dict(_USUAL.get(name, {}))
-    for part in filter(None, (p.strip() for p in rest.split(","))):
-        key, equals, value = part.partition("=")
+    if rest.strip():
         try:
-            arguments[key.strip()] = ast.literal_eval(value.strip())
+            # Parsed as a call, never evaluated: values are literals such as 0.9 or (0.9, 0.95).
+            call = ast.parse(f"f({rest})", mode="eval").body
+            assert isinstance(call, ast.Call)
+            if call.args or any(keyword.arg is None for keyword in call.keywords):
+                raise ValueError("only key=value")
+            arguments |= {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
         except (ValueError, SyntaxError):
-            equals = ""
-        if not equals:
             raise TargetError(
-                f"cannot read {part!r} in the optimizer {text!r}; write name:key=value,key=value"
-            )
+                f"cannot read {rest!r} in the optimizer {text!r}; write name:key=value,key=value"
+            ) from None
     return classes[name], arguments
 
 

@@ -13,12 +13,15 @@ from .cuda_rules import BACKENDS, Backend
 from .errors import WorkloadError
 from .estimate import Estimate
 from .gpus import GPU, find_gpu
-from .timeline import merge
+from .timeline import deviations, merge
 from .tracing import TraceOptions, trace
 from .workload import Workload
 
 #: Which GPU's kernels are assumed where none is named: the most common data-centre card.
 DEFAULT_GPU = "A100 80GB"
+
+# Traced as well where a line looks wrong (see Timeline.suspect).
+_THIRD_BATCH = 5
 
 
 def estimate(
@@ -70,10 +73,14 @@ def estimate(
             progress(f"tracing at batch {batch}")
         traces.append(trace(workload, batch, chosen))
     timeline = merge(*traces)
+    if timeline is not None and timeline.suspect():
+        third = trace(workload, _THIRD_BATCH, chosen)
+        if deviations(timeline, third) != []:
+            timeline = None
     if timeline is None:
         notes.append(
-            f"the step takes different paths at batch {TRACED_BATCHES[0]} and {TRACED_BATCHES[1]}; "
-            "each batch size was traced by itself"
+            f"the step takes different paths at batch {TRACED_BATCHES[0]} and {TRACED_BATCHES[1]}, "
+            "or its sizes do not grow in proportion; each batch size was traced by itself"
         )
     return Estimate(workload, chosen, timeline, traces, notes, allocator)
 

@@ -84,10 +84,11 @@ def largest(fits: Callable[[int], bool], candidate: Callable[[int], int], cap: i
     return candidate(low)
 
 
-# How far below an answer every batch size is tried. Fragmentation decides only near the limit:
+# How many candidates below an answer are tried one by one: all down to a tenth below it, at least
+# 64 (so every one of a small answer) and at most 128. Fragmentation decides only near the limit:
 # where a tenth of the budget is free, the allocator can release and retry.
 _WINDOW = 0.9
-_MOST = 128
+_LEAST, _MOST = 64, 128
 
 
 def largest_safe(
@@ -96,7 +97,7 @@ def largest_safe(
     """The largest candidate that fits together with every candidate below it.
 
     Fragmentation makes ``fits`` not quite monotone. So each candidate in the last tenth below the
-    answer (at most 128) is tried as well; where one fails, the answer is what lies below it.
+    answer (at least 64, at most 128) is tried too; where one fails, the answer lies below it.
 
     Returns:
         The answer (0 if none), and the smaller batch that fails, if there is one.
@@ -108,7 +109,7 @@ def largest_safe(
     hole = None
     if best:
         number = _number(candidate, best)
-        lowest = max(1, number - _MOST, int(number * _WINDOW))
+        lowest = max(1, number - _MOST, min(int(number * _WINDOW), number - _LEAST))
         for n in range(number - 1, lowest - 1, -1):
             if not fits(candidate(n)):
                 hole = candidate(n)

@@ -64,6 +64,13 @@ class Timeline:
             sizes[index] = rule([a + b * batch for a, b in zip(fixed, slopes, strict=True)])
         return sizes
 
+    def suspect(self) -> bool:
+        """Whether a storage would have a negative size at batch 0: then it is hardly on a line.
+
+        A size that grows as the square of the batch is found so (f(2) = 4a, f(3) = 9a).
+        """
+        return bool((self.fixed < 0).any())
+
     def deltas(self, blocks: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """The change in bytes at each event, and the storage it is about.
 
@@ -116,12 +123,18 @@ class Timeline:
         return list(alive)
 
     def phase_peaks(self, live: Ints) -> dict[Phase, int]:
-        """The largest of the bytes alive within each phase, over all steps."""
+        """The largest of the bytes alive within each phase, over all steps.
+
+        What is alive when a phase begins counts for it: one that allocates nothing has that.
+        """
         peaks: dict[Phase, int] = {}
         bounds = [*self.marks, (len(live), Phase.INIT, 0)]
         for (start, phase, _), (end, _, _) in pairwise(bounds):
-            if end > start:
-                peaks[phase] = max(peaks.get(phase, 0), int(live[start:end].max()))
+            if end == start and not start:
+                continue
+            before = int(live[start - 1]) if start else 0
+            highest = int(live[start:end].max(initial=before))
+            peaks[phase] = max(peaks.get(phase, 0), highest)
         return peaks
 
 

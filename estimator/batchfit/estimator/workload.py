@@ -104,9 +104,10 @@ class Workload:
             _one_of("loss", self.loss, LOSSES)
         if isinstance(self.optimizer, str):
             parse_optimizer(self.optimizer)
-        if self.accumulate < 1:
+        whole = isinstance(self.accumulate, int) and not isinstance(self.accumulate, bool)
+        if not whole or self.accumulate < 1:
             raise WorkloadError(
-                f"accumulate must be at least 1 micro-batch, found {self.accumulate}"
+                f"accumulate must be a whole number of micro-batches, found {self.accumulate!r}"
             )
 
     @classmethod

@@ -19,6 +19,7 @@ Backend = Literal["flash", "efficient", "cudnn", "math"]
 BACKENDS: tuple[Backend, ...] = ("flash", "efficient", "cudnn", "math")
 
 _HALF = (torch.float16, torch.bfloat16)
+_MQA = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 aten = torch.ops.aten
 
 
@@ -51,11 +52,17 @@ class AttentionRules:
             order.insert(0, self.forced)
         allowed: dict[Backend, Callable[[], bool]] = {
             "flash": lambda: self._can_flash(q, k, v, mask, dropout, causal, gqa),
-            "efficient": lambda: self._can_efficient(q, k, v, gqa),
+            "efficient": lambda: self._can_efficient(q, k, v, mask, gqa),
             "cudnn": lambda: self._can_cudnn(q, k, v, mask, dropout, gqa),
             "math": lambda: True,
         }
-        return next(backend for backend in order if _enabled(backend) and allowed[backend]())
+        for backend in order:
+            if _enabled(backend) and allowed[backend]():
+                return backend
+        raise RuntimeError(
+            "no available kernel: those that torch.nn.attention.sdpa_kernel allows do not "
+            f"take {q.dtype} tensors of head dimension {q.shape[-1]} on this GPU"
+        )
 
     def _can_flash(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool,
@@ -76,7 +83,11 @@ class AttentionRules:
                 return False
         return _same_heads(q, k, v, gqa) and _dense(q, k, v)
 
-    def _can_efficient(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> bool:
+    def _can_efficient(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool
+    ) -> bool:
+        if mask is not None and mask.stride(-1) != 1:
+            return False
         if not (q.dim() == k.dim() == v.dim() == 4 and self.capability >= (5, 0)):
             return False
         half = q.dtype in _HALF
@@ -150,7 +161,7 @@ def _enabled(backend: Backend) -> bool:
             "flash": flags.flash_sdp_enabled,
             "efficient": flags.mem_efficient_sdp_enabled,
             "cudnn": flags.cudnn_sdp_enabled,
-            "math": lambda: True,
+            "math": flags.math_sdp_enabled,
         }[backend]()
     )
 
@@ -162,7 +173,10 @@ def _requires_grad(*tensors: Tensor) -> bool:
 def _same_heads(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> bool:
     if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1]):
         return False
-    return q.shape[1] % k.shape[1] == 0 if gqa else q.shape[1] == k.shape[1]
+    if gqa:
+        return q.shape[1] % k.shape[1] == 0
+    # One key head for all is broadcast by the kernels (supports_mqa, torch 2.14).
+    return q.shape[1] == k.shape[1] or (k.shape[1] == 1 and _MQA)
 
 
 def _dense(*tensors: Tensor) -> bool:

@@ -68,16 +68,16 @@ def overload(name: str) -> Any:
 class Autocast:
     """Casting by autocast's policies, with its cache of weight casts.
 
-    Args:
+    Attributes:
         on_cached_cast: called with each copy of a weight that enters the cache.
 
     The cache holds the lower-precision copies of fp32 leaf parameters until the outermost autocast
     context ends (``clear_autocast_cache``), as ``cached_cast`` in autocast_mode.cpp does.
     """
 
-    def __init__(self, on_cached_cast: Callable[[Tensor], None]) -> None:
+    def __init__(self) -> None:
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
-        self._on_cached_cast = on_cached_cast
+        self.on_cached_cast: Callable[[Tensor], None] | None = None
 
     @staticmethod
     def enabled() -> bool:
@@ -117,7 +117,8 @@ class Autocast:
         found = self._cache.get(id(tensor))
         if found is None:
             found = self._cache[id(tensor)] = (tensor, tensor.to(dtype))
-            self._on_cached_cast(found[1])
+            if self.on_cached_cast is not None:
+                self.on_cached_cast(found[1])
         return found[1]
 
 

@@ -81,8 +81,9 @@ class Recurrent:
     # cudnnRNNMode_t
     RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 
-    def __init__(self, autocast: Autocast) -> None:
+    def __init__(self, autocast: Autocast, integers: Callable[[Tensor], list[int]]) -> None:
         self._autocast = autocast
+        self._integers = integers
 
     def _run(
         self, x: Tensor, hx: Tensor, cx: Tensor | None, params: Sequence[Tensor], mode: int,
@@ -118,7 +119,7 @@ class Recurrent:
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """``aten::lstm.data``: a packed sequence."""
         return self._run(x, hx[0], hx[1], params, self.LSTM, has_biases, layers, dropout, train,
-                         bidirectional, False, batch_sizes.tolist())  # fmt: skip
+                         bidirectional, False, self._integers(batch_sizes))  # fmt: skip
 
     def single(self, mode: int) -> Callable[..., tuple[Tensor, ...]]:
         """``aten::gru.input``, ``rnn_tanh.input``, ``rnn_relu.input``."""
@@ -140,14 +141,21 @@ class Recurrent:
             layers: int, dropout: float, train: bool, bidirectional: bool,
         ) -> tuple[Tensor, ...]:  # fmt: skip
             return self._run(x, hx, None, params, mode, has_biases, layers, dropout, train,
-                             bidirectional, False, batch_sizes.tolist())  # fmt: skip
+                             bidirectional, False, self._integers(batch_sizes))  # fmt: skip
 
         return run
 
 
-def kernels(autocast: Autocast) -> dict[str, Callable[..., Any]]:
-    """Operator name -> the function that runs in its place."""
-    rnn = Recurrent(autocast)
+def kernels(
+    autocast: Autocast, integers: Callable[[Tensor], list[int]]
+) -> dict[str, Callable[..., Any]]:
+    """Operator name -> the function that runs in its place.
+
+    Args:
+        autocast: the casts.
+        integers: reads the values of a host tensor.
+    """
+    rnn = Recurrent(autocast, integers)
     table: dict[str, Callable[..., Any]] = {
         "dropout": dropout,
         "batch_norm": batch_norm,

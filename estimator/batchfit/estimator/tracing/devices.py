@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from .ledger import Category, Phase
+from .numbers import UnknownNumber
+from .plain import PlainTorch
 from .recorder import Recorder
 
 _CUDA = torch.device("cuda", 0)
@@ -37,7 +39,7 @@ def _is_host(device: Any) -> bool:
     """Whether a device argument means the host (and not the simulated GPU)."""
     if isinstance(device, int):
         return False
-    return torch.device(device).type not in ("cuda", "meta")
+    return torch.device(device).type != "cuda"
 
 
 class CudaDevices(TorchFunctionMode):
@@ -61,6 +63,7 @@ class CudaDevices(TorchFunctionMode):
             torch.Tensor.is_pinned: self._not_pinned,
             torch.Tensor.numpy: self._numpy,
             torch.Tensor.tolist: self._tolist,
+            torch.Tensor.item: self._item,
             torch.Tensor.__array__: self._numpy,
             torch.Tensor.__getitem__: self._index,
             torch.Tensor.__setitem__: self._index,
@@ -100,7 +103,7 @@ class CudaDevices(TorchFunctionMode):
             return self._from_tensor(data, device, kwargs.get("dtype"))
         data = _plain(data)
         rest = {k: v for k, v in kwargs.items() if k not in ("device", "data", "obj", "pin_memory")}
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             real = func(data, *args[1:], **rest)
         twin = self._recorder.follower.lift(real)
         if device is not None and not _is_host(device):
@@ -209,7 +212,7 @@ class CudaDevices(TorchFunctionMode):
             self._recorder.ledger.note(
                 "a tensor that the code copies to numpy or a list was taken as zeros"
             )
-            with torch._C._DisableTorchDispatch():
+            with PlainTorch():
                 return torch.zeros(tensor.shape, dtype=tensor.dtype, device=_CPU)
         return tensor  # torch's own message would follow; the recorder words it instead
 
@@ -217,15 +220,25 @@ class CudaDevices(TorchFunctionMode):
         value = self._read(args[0])
         if value.is_meta:
             self._recorder.follower.refuse("numpy()")
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             return value.detach().numpy()
 
     def _tolist(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = self._read(args[0])
         if value.is_meta:
             self._recorder.follower.refuse("tolist()")
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             return value.tolist()
+
+    def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor: Tensor = args[0]
+        exact = not (tensor.is_floating_point() or tensor.dtype is torch.bool)
+        if tensor.numel() == 1 and exact and self._recorder.follower.known_value(tensor) is None:
+            self._recorder.ledger.note(
+                "a count that the code reads from the GPU (such as correct.item()) is not known"
+            )
+            return UnknownNumber(self._recorder.follower.where())
+        return tensor.item()
 
     def _deepcopy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, memo = args

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from batchfit.estimator.errors import DataDependentError
 
 from .ledger import Ledger
 from .operators import Operator
+from .plain import PlainTorch
 from .values import UNKNOWN, Values
 
 aten = torch.ops.aten
@@ -31,19 +33,25 @@ class Follower:
         """Let go of the real tensors that were met."""
         self._lifted.clear()
 
-    def lift(self, real: Tensor) -> Tensor:
-        """The host twin on meta of a real tensor; its data is not copied unless it is small."""
+    def lift(self, real: Tensor, remember: bool = True) -> Tensor:
+        """The host twin on meta of a real tensor; its data is not copied unless it is small.
+
+        Args:
+            real: the tensor.
+            remember: give the same twin for the same tensor again, which keeps the tensor alive.
+        """
         found = self._lifted.get(id(real))
         if found is not None:
             return found[1]
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             twin = torch.empty_strided(
                 real.size(), real.stride(), dtype=real.dtype, device="meta"
             ).requires_grad_(real.requires_grad and real.is_leaf)
             self._ledger.register(twin, "aten::to", False)
             if real.device.type == "cpu" and real.layout is torch.strided:
                 self.values.put(twin, twin.untyped_storage()._cdata, real.detach())
-        self._lifted[id(real)] = (real, twin)
+        if remember:
+            self._lifted[id(real)] = (real, twin)
         return twin
 
     def _value(self, tensor: Tensor) -> Tensor | None:
@@ -70,6 +78,8 @@ class Follower:
             for i in op.mutates:
                 if i < len(args):
                     self._forget(args[i])
+            if not op.deterministic and isinstance(args[0], Tensor):
+                self.values.redraw(func, args, args[0], args[0].untyped_storage()._cdata)
             self._follow_uniform(op, tensors, out)
             return
         if not known and not op.mutates:
@@ -141,7 +151,22 @@ class Follower:
         """Assume that every element of a boolean tensor is ``value``."""
         key = tensor.untyped_storage()._cdata
         self.values.mark_uniform(key, value)
-        self.values.put(tensor, key, torch.tensor(value))
+        with PlainTorch():
+            self.values.put(tensor, key, torch.tensor(value))
+
+    def integers(self, tensor: Tensor) -> list[int]:
+        """The values of a small integer tensor."""
+        value = self.known_value(tensor)
+        if value is None:
+            self.refuse("lengths of a packed sequence")
+        with PlainTorch():
+            return [int(v) for v in value.flatten().tolist()]
+
+    def from_integers(self, values: Sequence[int]) -> Tensor:
+        """A host tensor with these values."""
+        with PlainTorch():
+            real = torch.tensor(list(values), dtype=torch.int64)
+        return self.lift(real)
 
     def scalar(self, tensor: Tensor) -> Any:
         value = self._value(tensor)
@@ -158,7 +183,7 @@ class Follower:
             "give the workload a step that does not depend on it"
         )
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str) -> NoReturn:
         """Raise: the code asks for data that does not exist."""
         raise DataDependentError(
             f"{self.where()} asks for the data of a tensor ({what}), which only a real run has; "

@@ -28,6 +28,8 @@ from .workspaces import (
 )
 
 if TYPE_CHECKING:
+    from batchfit.estimator.cuda_rules.packed import HostValues
+
     from .ledger import Ledger
 
 aten = torch.ops.aten
@@ -94,9 +96,10 @@ class CallContext:
         self._pending: list[int] = []
         self._queued: list[tuple[SizeRule, tuple[int, ...], str]] = []
 
-    def attach(self, ledger: Ledger) -> None:
-        """The ledger that is told."""
+    def attach(self, ledger: Ledger, host: HostValues) -> None:
+        """The ledger that is told, and who reads host tensors."""
         self._ledger = ledger
+        self.host = host
         self._cublas_threads.clear()
 
     def scratch(self, sizes: Sequence[int], operator: str) -> None:
@@ -205,6 +208,10 @@ def _conv_shape(
 def _convolution(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """cudnn/ConvShared.cpp, cudnn_convolution_forward: operands made contiguous, one output."""
     x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
+    if x.dtype is not weight.dtype:  # the meta kernel does not look
+        raise RuntimeError(
+            f"input is {x.dtype} and weight is {weight.dtype}; they must be the same"
+        )
     in_channels = weight.shape[0] if transposed else weight.shape[1] * groups
     shape = _conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     if x.dim() != weight.dim() or x.shape[1] != in_channels or min(shape[2:]) <= 0 or kwargs:
@@ -380,6 +387,11 @@ def _clone_bytes(matrix: Tensor, rows: int, columns: int) -> int:
 def _gemm(first: int) -> Kernel:
     def kernel(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
         operands = args[first], args[first + 1]
+        if operands[0].dtype is not operands[1].dtype:  # meta kernels do not look
+            raise RuntimeError(
+                f"expected both matrices to have the same dtype, found {operands[0].dtype} and "
+                f"{operands[1].dtype}"
+            )
         copies = [_clone_bytes(m, m.dim() - 2, m.dim() - 1) for m in operands]
         call.scratch(copies, "aten::clone")
         return func(*args, **kwargs)
@@ -389,3 +401,59 @@ def _gemm(first: int) -> Kernel:
 
 _kernel(aten.mm.default, aten.bmm.default)(_gemm(0))
 _kernel(aten.addmm.default, aten.baddbmm.default)(_gemm(1))
+
+
+def _in_place(call: CallContext, func: Any, args: Any, kwargs: Any) -> None:
+    """A fused optimizer without a meta kernel: everything in place, nothing allocated."""
+
+
+_kernel(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr)(_in_place)
+_kernel(aten._fused_adagrad_.default, aten._fused_adagrad_.tensor_lr)(_in_place)
+
+
+@_kernel(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+def _ctc_loss_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """LossCTC.cu, ctc_loss_backward_gpu_template: log_beta like log_alpha, then the gradient."""
+    log_probs, log_alpha = args[1], args[6]
+    call.scratch([_nbytes(log_alpha)], "aten::_ctc_loss_backward")
+    return _empty(log_probs.shape, log_probs, torch.contiguous_format)
+
+
+def _loss_with_scratch(copies: int) -> Kernel:
+    """Losses that compute every element before they reduce (Loss.cpp, BinaryOps): hidden copies."""
+
+    def kernel(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+        reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+        if func._schema.name.endswith("with_logits"):
+            reduction = args[4] if len(args) > 4 else kwargs.get("reduction", 1)
+        if reduction:
+            call.scratch([_nbytes(args[0])] * copies, func._schema.name)
+        return func(*args, **kwargs)
+
+    return kernel
+
+
+_kernel(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)(
+    _loss_with_scratch(1)
+)
+_kernel(aten.binary_cross_entropy_with_logits.default)(_loss_with_scratch(3))
+
+
+@_kernel(aten.logsumexp.default)
+def _logsumexp(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """ReduceOps.cpp, logsumexp_out_impl: exp(self - max) has the size of the input."""
+    call.scratch([_nbytes(args[0])], "aten::logsumexp")
+    return func(*args, **kwargs)
+
+
+@_kernel(aten._pack_padded_sequence.default)
+def _pack_padded_sequence(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """PackedSequence.cpp: the valid steps, concatenated, and the batch size of each step."""
+    x, lengths = args[:2]
+    counts = call.host.integers(lengths)
+    if sorted(counts, reverse=True) != counts or min(counts) < 1:
+        raise RuntimeError("lengths of a packed sequence must be positive and in decreasing order")
+    sizes = [sum(count > step for count in counts) for step in range(counts[0])]
+    rest = x.shape[2:]
+    data = torch.empty([sum(sizes), *rest], dtype=x.dtype, device="meta")
+    return data, call.host.from_integers(sizes)

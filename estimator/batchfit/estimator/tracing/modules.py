@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ class ModuleTracker:
         self._boundaries: list[int] = [_get_sequence_nr()]
         self._owners: list[int] = [0]
         self.current = 0
+        # The innermost module that the last exception passed through. Only the exception's id: it
+        # would keep the frames of a checkpoint's early stop alive, and the tensors in them.
+        self._failed: tuple[int, str] = (0, "")
         #: told of each root module that is met for the first time
         self.on_root: Callable[[nn.Module], None] | None = None
 
@@ -81,7 +85,15 @@ class ModuleTracker:
         self._stack.append(known[1])
         self._move(known[1])
 
+    def failed_in(self, error: BaseException) -> str:
+        """The path of the innermost module that an exception came out of."""
+        return self._failed[1] if self._failed[0] == id(error) else self.paths[self.current]
+
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        error = sys.exc_info()[1]  # set where torch calls the hook because the module raised
+        if error is not None and id(error) != self._failed[0]:
+            self._failed = (id(error), self.paths[self._stack[-1]])
+        del error
         if len(self._stack) > 1:
             self._stack.pop()
         self._move(self._stack[-1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,11 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.optim.swa_utils
+import torch.utils._foreach_utils
 import torch.utils.checkpoint
+from torch.utils._pytree import tree_map_only
 
 from batchfit.estimator.gpus import GPU
 
 from .ledger import Phase
+from .plain import PlainTorch
 from .recorder import Recorder
 
 
@@ -67,6 +73,42 @@ class _Idle:
         return 1.0
 
 
+class _HostGenerator(torch.Generator):
+    """``torch.Generator(device="cuda")`` without a GPU: any device means the host."""
+
+    def __new__(cls, device: Any = "cpu") -> _HostGenerator:
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+
+def _patch_load(patches: _Patches, recorder: Recorder) -> None:
+    """``torch.load`` reads real tensors; their twins on meta are given, the data is let go."""
+    original = torch.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        kwargs["map_location"] = "cpu"
+        if len(args) > 1:
+            args = (args[0], *args[2:])
+        with PlainTorch():
+            loaded = original(*args, **kwargs)
+            return tree_map_only(
+                torch.Tensor, lambda real: recorder.follower.lift(real, remember=False), loaded
+            )
+
+    patches.set(torch, "load", load)
+
+
+def _patch_foreach(patches: _Patches) -> None:
+    """C++ groups tensors by their true device, meta; it has foreach kernels here."""
+    original = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
+
+    def devices() -> list[str]:
+        return [*original(), "meta"]
+
+    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer", "torch.optim.swa_utils"):
+        module = sys.modules[name]  # torch.optim hides the module of that name
+        patches.set(module, "_get_foreach_kernels_supported_devices", devices)
+
+
 def _properties(gpu: GPU) -> SimpleNamespace:
     return SimpleNamespace(
         name=gpu.name, major=gpu.capability[0], minor=gpu.capability[1],
@@ -93,7 +135,8 @@ def _patch_cuda(patches: _Patches, gpu: GPU, recorder: Recorder) -> None:
         "current_stream": _Idle(), "default_stream": _Idle(), "stream": _Idle(),
         "get_rng_state": torch.empty(16, dtype=torch.uint8), "set_rng_state": None,
         "get_rng_state_all": [], "set_rng_state_all": None, "ipc_collect": None,
-        "is_current_stream_capturing": False,
+        "is_current_stream_capturing": False, "memory_stats": defaultdict(int),
+        "memory_summary": "", "memory_snapshot": [],
     }  # fmt: skip
     for name, value in answers.items():
         patches.set(cuda, name, _constant(value))
@@ -111,6 +154,7 @@ def _patch_cuda(patches: _Patches, gpu: GPU, recorder: Recorder) -> None:
             patches.set(accelerator, name, _constant(value))
     for name in ("Stream", "Event", "device"):
         patches.set(cuda, name, _Idle)
+    patches.set(torch, "Generator", _HostGenerator)
     patches.set(torch.utils.checkpoint, "get_device_states", _constant(([], [])))
     patches.set(torch.utils.checkpoint, "set_device_states", _constant(None))
     patches.set(torch.cuda.amp.common, "amp_definitely_not_available", _constant(False))
@@ -149,6 +193,18 @@ def _patch_phases(patches: _Patches, recorder: Recorder) -> None:
 
     recorder.engine_caller = run_backward.__code__
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
+
+
+@contextmanager
+def phases(recorder: Recorder) -> Iterator[None]:
+    """Within the block the recorder is told when backward passes and optimizer steps begin."""
+    patches = _Patches()
+    try:
+        _patch_phases(patches, recorder)
+        with _optimizer_phase(recorder):
+            yield
+    finally:
+        patches.undo()
 
 
 @contextmanager
@@ -193,7 +249,6 @@ def _private_random(seed: int) -> Iterator[None]:
 def _no_cycle_collection() -> Iterator[None]:
     """Deaths must follow from the program, not from when the cycle collector happens to run."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
@@ -209,8 +264,9 @@ def patched(recorder: Recorder, gpu: GPU, clear_autocast: Callable[[], None]) ->
     try:
         _patch_cuda(patches, gpu, recorder)
         _patch_autocast(patches, clear_autocast)
-        _patch_phases(patches, recorder)
-        with _optimizer_phase(recorder), _private_random(0), _no_cycle_collection():
+        _patch_load(patches, recorder)
+        _patch_foreach(patches)
+        with phases(recorder), _private_random(0), _no_cycle_collection():
             yield
     finally:
         patches.undo()

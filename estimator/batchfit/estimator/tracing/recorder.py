@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,33 @@ aten = torch.ops.aten
 # the tensor and the Python object. A test measures them.
 _SOLE_TENSOR_USES = 4
 _SOLE_STORAGE_USES = 2
+
+# Operator -> the in-place one that CUDA runs in its place (see Recorder._in_place).
+_WRITTEN_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+_ENGINE_WRAPPERS = (
+    os.path.join("torch", "autograd", "graph.py"),
+    os.path.join("torch", "_compile.py"),
+    os.path.join("torch", "_dynamo", "eval_frame.py"),
+)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """is_non_overlapping_and_dense: some order of the dimensions makes the tensor contiguous."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operators: dict[Any, Operator] = {}
         self._place: bool | None = None
         if call is not None:
-            call.attach(self.ledger)
+            call.attach(self.ledger, self.follower)
 
     @contextmanager
     def placing(self, on_device: bool) -> Iterator[None]:
@@ -73,21 +101,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
-            if func is aten.add.Tensor and self._accumulates(args, sys._getframe(1)):
-                return self._add_in_place(args)
+            if func in _WRITTEN_IN_PLACE and self._in_place(func, args):
+                return self._write_in_place(func, args, kwargs or {})
             return self._dispatch(func, args, kwargs or {})
 
-    def _accumulates(self, args: tuple[Any, ...], caller: FrameType) -> bool:
-        """Whether the autograd engine adds up gradients and would do so in place.
+    def _in_place(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether the autograd engine writes into the first argument, but not under a mode.
 
-        InputBuffer::accumulate (torch/csrc/autograd/input_buffer.cpp) adds in place into a dense
-        gradient that nobody else holds, but not under a dispatch mode, so it must be told apart
-        here: called by the engine with no Python between, and with no more references than such a
-        call has.
+        Two places in C++ ask isTensorSubclassLike, which any dispatch mode makes true:
+        InputBuffer::accumulate (torch/csrc/autograd/input_buffer.cpp) adds gradients in place if
+        nobody else holds the first, told here by the number of references; and the backward
+        formulas of indexing (FunctionsManual.cpp) write into zeros that they have just made.
         """
         if self.ledger.phase is not Phase.BACKWARD or torch.is_grad_enabled():
             return False
-        if caller.f_code is not self.engine_caller or len(args) != 2:
+        if not self._called_by_engine(sys._getframe(2)):
+            return False
+        if func is not aten.add.Tensor:
+            return torch._C._current_autograd_node() is not None
+        if len(args) != 2:
             return False
         old, new = args
         return (
@@ -95,15 +127,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and old.dtype is new.dtype
             and old._use_count() == _SOLE_TENSOR_USES
             and torch._C._storage_Use_Count(old.untyped_storage()._cdata) == _SOLE_STORAGE_USES
-            and torch._prims_common.is_non_overlapping_and_dense(old)
+            and _dense(old)
         )
 
-    def _add_in_place(self, args: tuple[Any, ...]) -> Any:
-        old, new = args
+    def _called_by_engine(self, frame: FrameType | None) -> bool:
+        """Whether no Python code stands between the autograd engine and the operator.
+
+        From torch 2.14 on, torch's own wrappers may stand above the function that starts the
+        engine.
+        """
+        while frame is not None and frame.f_code.co_filename.endswith(_ENGINE_WRAPPERS):
+            frame = frame.f_back
+        return frame is not None and frame.f_code is self.engine_caller
+
+    def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target: Tensor = args[0]
         if self._device_type == "cpu":
-            return old.add_(new)
-        self.follower.values.forget(old.untyped_storage()._cdata)
-        return old
+            return _WRITTEN_IN_PLACE[func](*args, **kwargs)
+        self.follower.values.forget(target.untyped_storage()._cdata)
+        return target
 
     def _info(self, func: Any) -> Operator:
         op = self._operators.get(func)

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim import optimizer as optim
 
-from batchfit.estimator.cuda_rules import AttentionRules, Autocast, Backend, cuda_rules
+from batchfit.estimator.cuda_rules import AttentionRules, Backend, cuda_rules
 from batchfit.estimator.errors import BatchfitError, TraceError, WorkloadError
 from batchfit.estimator.gpus import GPU
 from batchfit.estimator.workload import Step, Workload
@@ -22,7 +22,8 @@ from batchfit.estimator.workload import Step, Workload
 from .devices import CudaDevices
 from .kernels import CallContext
 from .ledger import Category, Ledger, Log, Phase
-from .patches import patched
+from .patches import patched, phases
+from .plain import PlainTorch
 from .recorder import Recorder
 
 
@@ -92,6 +93,7 @@ class _Residents:
                     self._params.setdefault(id(param), (param, 0))
                     self._ledger.settle(param, Category.PARAMETERS)
         self.gradients()
+        self.after_optimizer(optimizer)  # state that the constructor has made
 
     def gradients(self) -> None:
         """Name the gradients that exist now."""
@@ -121,16 +123,22 @@ def simulated_gpu(options: TraceOptions) -> Iterator[tuple[Recorder, _Residents]
     """Within the block, code that says "cuda" runs on a simulated GPU, and is recorded."""
     call = CallContext(options.gpu, workspaces=options.workspaces)
     recorder = Recorder("meta", call=call)
-    autocast = Autocast(lambda cast: recorder.ledger.settle(cast, Category.AUTOCAST_COPIES))
     attention = AttentionRules(options.gpu.capability, options.attention)
     residents = _Residents(recorder.ledger)
     recorder.ledger.modules.on_root = residents.add_module
     recorder.on_backward_end = residents.gradients
     with ExitStack() as stack:
+        autocast = stack.enter_context(
+            cuda_rules(
+                attention,
+                lambda cast: recorder.ledger.settle(cast, Category.AUTOCAST_COPIES),
+                recorder.follower,
+            )
+        )
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(patched(recorder, options.gpu, autocast.clear))
         stack.enter_context(recorder.ledger.modules.hooks())
         residents.hook(stack)
-        stack.enter_context(cuda_rules(attention, autocast, recorder.follower.assume))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(recorder)
         stack.enter_context(CudaDevices(recorder))
@@ -157,7 +165,9 @@ def record_cpu(workload: Workload, batch: int, steps: int = 2) -> Trace:
     recorder = Recorder("cpu")
     residents = _Residents(recorder.ledger)
     recorder.ledger.modules.on_root = residents.add_module
+    recorder.on_backward_end = residents.gradients
     with ExitStack() as stack:
+        stack.enter_context(phases(recorder))
         stack.enter_context(recorder.ledger.modules.hooks())
         residents.hook(stack)
         stack.enter_context(recorder)
@@ -193,10 +203,10 @@ def _run(
 
 def _explain(error: Exception, recorder: Recorder, workload: Workload, batch: int) -> BatchfitError:
     """An error of ours for what user code or torch raised: what, where, what to do."""
-    path = recorder.ledger.modules.paths[recorder.ledger.modules.current]
+    path = recorder.ledger.modules.failed_in(error)
     where = f" in module {path!r}" if path else ""
     text = str(error).strip().splitlines()
-    first = text[0][:200] if text else ""
+    first = text[0][:200].rstrip(". ") if text else ""
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if recorder.ledger.phase is Phase.INIT:
         return WorkloadError(f"the model could not be built: {said}")
@@ -243,7 +253,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 def _buffer_like(buffer: torch.Tensor) -> torch.Tensor:
     """Small buffers keep their values (position ids, masks); large ones only their shape."""
     if buffer.numel() <= 2**16 and buffer.layout is torch.strided:
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             real = buffer.detach().cpu()
         return torch.as_tensor(real).clone()
     return _like(buffer)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .plain import PlainTorch
+
 # Largest tensor whose value is carried, in elements. Integers and booleans steer control flow (an
 # attention mask of 1024 x 4096); floats do as scalars and tables (schedules, additive masks).
 _LIMIT_EXACT = 2**22
@@ -28,6 +30,7 @@ _RANDOM = {
     aten.randint.default, aten.randint.low, aten.randperm.default, aten.rand.default,
     aten.randn.default,
 }  # fmt: skip
+_RANDOM_IN_PLACE = ("aten::random_", "aten::uniform_", "aten::normal_", "aten::bernoulli_")
 _RANDOM_NAMES = (
     "rand", "normal", "bernoulli", "uniform", "exponential", "geometric", "cauchy", "log_normal",
     "multinomial", "dropout", "poisson", "random", "empty", "binomial",
@@ -64,7 +67,7 @@ class Values:
         flat = self._known.get(key)
         if flat is None:
             return None
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             if tensor.element_size() > 1:
                 whole = flat.numel() // tensor.element_size() * tensor.element_size()
                 flat = flat[:whole]
@@ -78,7 +81,7 @@ class Values:
         size = tensor.untyped_storage().nbytes()
         if size > 8 * _LIMIT_EXACT or tensor.layout is not torch.strided:
             return
-        with torch._C._DisableTorchDispatch():
+        with PlainTorch():
             self._known[key] = torch.empty(size, dtype=torch.uint8)
             view = self.get(tensor, key)
             assert view is not None
@@ -103,6 +106,17 @@ class Values:
         result = with_generator(*args, generator=self._generator, **kwargs)
         assert isinstance(result, Tensor)
         return result
+
+    def redraw(self, func: Any, args: Any, target: Tensor, key: int) -> bool:
+        """An in-place draw (``random_``, ``uniform_``) that fills the whole of a small tensor."""
+        whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
+        if func._schema.name not in _RANDOM_IN_PLACE or not whole or target.numel() > 4096:
+            return False
+        with PlainTorch():
+            drawn = torch.empty(target.size(), dtype=target.dtype)
+            func(drawn, *args[1:], generator=self._generator)
+            self.put(target, key, drawn)
+        return True
 
     @staticmethod
     def deterministic(func: Any) -> bool:
