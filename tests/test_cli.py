@@ -384,7 +384,7 @@ ERRORS = [
     (["jobs.py:workload", "--input", "8"], ["--input", "no effect"]),
     (["jobs.py:Net"], ["--input 3x224x224"]),
     (["jobs.py:Net", "--input", "8"], ["jobs.py:1", "shapes"]),
-    (["jobs.py:Net", "--input", "1024", "--input-dtype", "int64"], ["jobs.py:1", "int64", "dtypes"]),
+    (["jobs.py:Net", "--input", "1024", "--input-dtype", "int64"], ["int64", "dtypes"]),
     (["jobs.py:Net", "--input", "x"], ["3x224x224"]),
     (["jobs.py:Net", "--input", "1024", "--input-dtype", "float31"], ["float31", "float32"]),
     (

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .kernels import KERNELS, uses_cublas
+from . import kernels_dnn, kernels_math  # noqa: F401 - they register themselves
+from .calls import KERNELS, uses_cublas
 from .values import Values
 
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchfit.estimator.errors import TraceError
 
+from .calls import CallContext
 from .follower import Follower
-from .kernels import CallContext
 from .ledger import Ledger, Phase
 from .operators import Operator
 

@@ -19,8 +19,8 @@ from batchfit.estimator.errors import BatchfitError, TraceError, WorkloadError
 from batchfit.estimator.gpus import GPU
 from batchfit.estimator.workload import Step, Workload
 
+from .calls import CallContext
 from .devices import CudaDevices
-from .kernels import CallContext
 from .ledger import Category, Ledger, Log, Phase
 from .patches import patched, phases
 from .plain import PlainTorch
