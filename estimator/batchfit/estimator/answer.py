@@ -45,7 +45,7 @@ class BatchAnswer:
     def __str__(self) -> str:
         if self.outcome is Outcome.DOES_NOT_FIT:
             return (
-                f"{self.outcome}: {format_bytes(self.reserved)} needed, "
+                f"{self.outcome}: {format_bytes(self.budget.bytes + self.short_by)} needed, "
                 f"{format_bytes(self.short_by)} more than the budget of {self.budget}; "
                 f"{self.largest_category} take the most"
             )
@@ -58,7 +58,7 @@ def solve_batch(
     """Find the largest batch in a budget; see :meth:`Estimate.answer` for the conditions."""
     candidate = candidates(multiple_of, power_of_two)
     limit = estimate.index_limit()
-    top = limit if cap is None else min(check_batch(cap), limit)
+    top = limit if cap is None else check_batch(cap)
     if candidate(1) > top:
         raise WorkloadError(
             f"no batch size up to {top} is {'a power of two and ' if power_of_two else ''}a "
@@ -70,9 +70,13 @@ def solve_batch(
 
     batch, hole = solve()
     # No trace at an absurd batch size: making its inputs might take real memory.
-    unlimited = batch > 0 and following(candidate, batch) > limit
+    unlimited = cap is None and batch > 0 and following(candidate, batch) > limit
     if batch and not unlimited and not estimate.confirm(batch):
         batch, hole = solve()
+    if batch > limit:
+        estimate.add_note(
+            f"above batch {limit} a tensor has more than 2**31 - 1 elements; some kernels refuse that"
+        )
     if hole is not None:
         estimate.add_note(
             f"batch {hole} would run out although larger ones fit (fragmentation); the answer "
@@ -82,14 +86,14 @@ def solve_batch(
     if not batch:
         outcome = Outcome.DOES_NOT_FIT
     elif hole is None and following(candidate, batch) > top:
-        outcome = Outcome.CAPPED if cap is not None and cap <= limit else Outcome.UNLIMITED
+        outcome = Outcome.UNLIMITED if unlimited else Outcome.CAPPED
     at = batch or candidate(1)
     peak = estimate.peak(at)
     parts = estimate.breakdown(at)
     sure = bool(batch) and not unlimited
     return BatchAnswer(
         batch=batch, outcome=outcome, budget=room, peak=peak, reserved=estimate.reserved(at),
-        short_by=0 if batch else max(estimate.reserved(at) - room.bytes, 0),
+        short_by=0 if batch else max(estimate.needed(at) - room.bytes, 0),
         largest_category=max(parts, key=lambda c: parts[c]), confirmed=sure,
     )  # fmt: skip
 

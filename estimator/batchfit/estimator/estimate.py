@@ -16,6 +16,7 @@ from .layers import LayerSums, layer_sums
 from .solve import check_batch
 from .timeline import Ints, Moment, Timeline, deviations, from_trace
 from .tracing import Category, Phase, Trace, TraceOptions, trace
+from .units import MIB
 from .workload import Workload
 
 # Largest number of elements that 32-bit index arithmetic can address: cuDNN and many CUDA kernels
@@ -235,6 +236,21 @@ class Estimate:
             BudgetError: a budget that no job can be given.
         """
         return solve_batch(self, self.budget(budget, margin), power_of_two, multiple_of, cap)
+
+    def needed(self, batch: int) -> int:
+        """The smallest budget in bytes, to a MiB, in which this batch fits.
+
+        It lies between the bytes that are alive at once and what an allocator without a limit
+        reserves: short of memory, the allocator gives back what it caches.
+        """
+        low, high = self.timeline_at(batch).peak(batch) - 1, self.reserved(batch)
+        while high - low > MIB:
+            middle = (low + high) // 2
+            if self.replay(batch, middle).oom is None:
+                high = middle
+            else:
+                low = middle
+        return high
 
     def out_of_memory(
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None

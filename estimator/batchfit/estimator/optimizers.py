@@ -118,7 +118,9 @@ def build_optimizer(
         make: Any = spec
         made = make(params, **arguments)
     except (TypeError, ValueError) as error:
-        raise WorkloadError(f"the optimizer could not be made: {error}") from error
+        raise WorkloadError(
+            f"the optimizer could not be made ({error}); check its name and arguments"
+        ) from error
     if not hasattr(made, "step"):
         raise WorkloadError(
             f"optimizer= gave a {type(made).__name__}; it must give an object with a step() method"

@@ -173,6 +173,8 @@ class Follower:
         if value is not None:
             return value.item()
         if tensor.is_floating_point():
+            if _read_by_torch():
+                return 0.0  # GradScaler asks whether a gradient was infinite: none is
             self._ledger.note(
                 "a number that the code reads from the GPU (such as loss.item()) was taken as 0"
             )
@@ -223,6 +225,17 @@ class Follower:
         if isinstance(result, (list, tuple)):
             return type(result)(self._wrap(item, op, on_device) for item in result)
         return result
+
+
+def _read_by_torch() -> bool:
+    """Whether the code that reads a value is torch's own and not the user's."""
+    # torch 2.14 puts two wrappers of its own above a dispatch mode.
+    between = (__name__.rsplit(".", 2)[0], "torch._compile", "torch._dynamo")
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(between):
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return bool(name.startswith("torch."))
 
 
 def _user_line() -> str:

@@ -106,6 +106,21 @@ kernel(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr)(_in_place)
 kernel(aten._fused_adagrad_.default, aten._fused_adagrad_.tensor_lr)(_in_place)
 
 
+@kernel(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+def _ctc_loss(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
+    """LossCTC.cu, ctc_loss_gpu_template: a loss per sample, log_alpha for every step and symbol."""
+    log_probs, _, input_lengths, target_lengths = args[:4]
+    steps, symbols = (
+        max(call.host.integers(v) if isinstance(v, Tensor) else v)
+        for v in (input_lengths, target_lengths)
+    )
+    samples = log_probs.shape[1]
+    return (
+        torch.empty(samples, dtype=log_probs.dtype, device="meta"),
+        torch.empty([samples, steps, 2 * symbols + 1], dtype=log_probs.dtype, device="meta"),
+    )
+
+
 @kernel(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
 def _ctc_loss_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """LossCTC.cu, ctc_loss_backward_gpu_template: log_beta like log_alpha, then the gradient."""

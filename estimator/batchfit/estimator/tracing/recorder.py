@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.follower.scalar(tensors[0])
         if func is aten.index.Tensor:
             args = self._without_masks(op, args)
-        elif op.data_dependent:
+        elif op.data_dependent and op.kernel is None:
             return self.follower.data_dependent(func, op, args, kwargs, tensors, on_device)
         if op.cublas and on_device and self._call is not None:
             self._call.gemm()
