@@ -147,7 +147,9 @@ def main() -> int:
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(rows[-1], indent=1), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n"
+        )
     return 0
 
 

@@ -252,7 +252,9 @@ def hf_benchmark(model_id: str, auto: str, length: int, attention: str) -> Workl
     return Workload.from_step(build, name=model_id)
 
 
-def _hf(row: str, model_id: str, auto: str, batch: int, length: int, attention: str, gpu: str) -> None:
+def _hf(
+    row: str, model_id: str, auto: str, batch: int, length: int, attention: str, gpu: str
+) -> None:
     # SDPA came to these models between 4.42 and 4.46; the eager rows are of the same tables.
     library = HF_4_45 if attention == "sdpa" else HF_4_41
     JOBS[row] = Job(
@@ -264,7 +266,15 @@ LAPTOP = "RTX 3080 Ti"  # the same compute capability as the laptop card of the 
 for _batch, _attention in ((4, "eager"), (16, "sdpa")):
     _hf(f"hfsdpa_bertbase_b{_batch}_s512_{_attention}", "bert-base-uncased", "AutoModelForMaskedLM",
         _batch, 512, _attention, "A100 80GB")  # fmt: skip
-_hf("hfsdpa_opt350m_b2_s1024_sdpa", "facebook/opt-350m", "AutoModelForCausalLM", 2, 1024, "sdpa", "L40S")
+_hf(
+    "hfsdpa_opt350m_b2_s1024_sdpa",
+    "facebook/opt-350m",
+    "AutoModelForCausalLM",
+    2,
+    1024,
+    "sdpa",
+    "L40S",
+)
 for _batch, _length, _attention in ((4, 512, "eager"), (4, 2048, "sdpa")):
     _hf(f"hfsdpa_pythia410m_b{_batch}_s{_length}_{_attention}", "EleutherAI/pythia-410m-deduped",
         "AutoModelForCausalLM", _batch, _length, _attention, LAPTOP)  # fmt: skip
@@ -377,9 +387,7 @@ def fine_tune(model_id: str | dict[str, Any], length: int, lora: bool) -> Worklo
             )  # fmt: skip
         model = model.to(device)
         model.train()
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False}
-        )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if lora:
             model.enable_input_require_grads()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
@@ -400,9 +408,7 @@ def fine_tune(model_id: str | dict[str, Any], length: int, lora: bool) -> Worklo
 
 
 def _fms(row: str, model_id: str | dict[str, Any], batch: int, length: int, lora: bool) -> None:
-    JOBS[row] = Job(
-        lambda: fine_tune(model_id, length, lora), batch, "A100 80GB", library=HF_4_48
-    )
+    JOBS[row] = Job(lambda: fine_tune(model_id, length, lora), batch, "A100 80GB", library=HF_4_48)
 
 
 # ibm/PowerLM-3b, config.json of the hub.
@@ -414,8 +420,16 @@ POWERLM_3B: dict[str, Any] = {
     "logits_scaling": 9.0, "residual_multiplier": 0.22, "attention_dropout": 0.1,
 }  # fmt: skip
 for _batch in (4, 8):
-    _fms(f"fms_gpt_bigcode-santac_full_none_b{_batch}", "bigcode/gpt_bigcode-santacoder", _batch, 2048, False)
-    _fms(f"fms_mistral-7b-v01_full_none_b{_batch}", "mistralai/Mistral-7B-v0.1", _batch, 4096, False)
+    _fms(
+        f"fms_gpt_bigcode-santac_full_none_b{_batch}",
+        "bigcode/gpt_bigcode-santacoder",
+        _batch,
+        2048,
+        False,
+    )
+    _fms(
+        f"fms_mistral-7b-v01_full_none_b{_batch}", "mistralai/Mistral-7B-v0.1", _batch, 4096, False
+    )
 _fms("fms_mistral-7b-v01_lora_none_b8", "mistralai/Mistral-7B-v0.1", 8, 4096, True)
 _fms("fms_powerlm-3b_lora_none_b4", POWERLM_3B, 4, 4096, True)
 

@@ -60,7 +60,15 @@ def overlay(packages: tuple[str, ...], root: Path) -> Path | None:
         return None
     folder = root / hashlib.sha1(" ".join(packages).encode()).hexdigest()[:10]
     if not folder.exists():
-        packages = (*packages, "requests", "urllib3<3", "charset-normalizer", "psutil", "certifi", "idna")
+        packages = (
+            *packages,
+            "requests",
+            "urllib3<3",
+            "charset-normalizer",
+            "psutil",
+            "certifi",
+            "idna",
+        )
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
         subprocess.run([*command, str(folder), *packages], check=True)
     return folder
@@ -85,12 +93,19 @@ def report(results: dict[str, dict[str, Any]]) -> None:
         if "predicted" not in r:
             print(f"{row_id:52} {r['measured']:>15} {'-':>15} {'-':>8}  {r.get('error', '')}")
             continue
-        print(f"{row_id:52} {r['measured']:>15} {r['predicted']:>15} {r['error_pct']:>+8.2f}  {r['cause']}")
+        print(
+            f"{row_id:52} {r['measured']:>15} {r['predicted']:>15} {r['error_pct']:>+8.2f}  {r['cause']}"
+        )
     for title, chosen in (
-        ("without convolutions", lambda r: r["family"] not in ("vision CNN", "video CNN", "segmentation")),
+        (
+            "without convolutions",
+            lambda r: r["family"] not in ("vision CNN", "video CNN", "segmentation"),
+        ),
         ("all", lambda r: True),
     ):
-        errors = sorted(abs(r["error_pct"]) for r in results.values() if "predicted" in r and chosen(r))
+        errors = sorted(
+            abs(r["error_pct"]) for r in results.values() if "predicted" in r and chosen(r)
+        )
         if errors:
             print(
                 f"{title}: {len(errors)} rows, median {statistics.median(errors):.3f} %, p90 "
@@ -104,7 +119,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--confidence", default="high")
     parser.add_argument("--only", default="")
-    parser.add_argument("--overlays", type=Path, default=Path.home() / ".cache" / "batchfit-overlays")
+    parser.add_argument(
+        "--overlays", type=Path, default=Path.home() / ".cache" / "batchfit-overlays"
+    )
     parser.add_argument("--predict", metavar="ROW", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.predict:

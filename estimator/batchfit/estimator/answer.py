@@ -75,7 +75,7 @@ def solve_batch(
         batch, hole = solve()
     if batch > limit:
         estimate.add_note(
-            f"above batch {limit} a tensor has more than 2**31 - 1 elements; some kernels refuse that"
+            f"above batch {limit} a tensor has more than 2**31 - 1 elements; some kernels refuse it"
         )
     if hole is not None:
         estimate.add_note(
