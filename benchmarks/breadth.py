@@ -88,7 +88,8 @@ SMALL = {
     "decoder_ffn_dim": 128, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 16, "dim": 64,
     "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "head_dim": 16, "embedding_size": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_positions": 128, "ffn_dim": 128,
-    "word_embed_proj_dim": 64, "rotary_dim": 8, "decoder_vocab_size": 512, "image_size": 64, "num_labels": 10,
+    "word_embed_proj_dim": 64, "rotary_dim": 8, "decoder_vocab_size": 512, "image_size": 64,
+    "num_labels": 10,
 }  # fmt: skip
 
 CAUSAL = (
@@ -96,8 +97,8 @@ CAUSAL = (
     "phi3 falcon mpt stablelm olmo cohere codegen biogpt starcoder2 mixtral granite"
 ).split()
 MASKED = (
-    "bert roberta distilbert albert electra deberta deberta-v2 mobilebert xlm-roberta mpnet camembert "
-    "longformer"
+    "bert roberta distilbert albert electra deberta deberta-v2 mobilebert xlm-roberta mpnet "
+    "camembert longformer"
 ).split()
 SEQ2SEQ = "t5 bart mbart pegasus marian".split()
 IMAGE = "vit deit beit swin convnext resnet dinov2 segformer mobilenet_v2".split()

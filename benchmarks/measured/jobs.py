@@ -174,8 +174,12 @@ JOBS["pt104604_linear_1.11"] = Job(linear_forward, 1, "V100 16GB", workspaces=Fa
 JOBS["pt104604_linear_2.0"] = Job(linear_forward, 1, "V100 16GB")
 
 
-def leaf_benchmark(make: Callable[[torch.device], Callable[[torch.Tensor], torch.Tensor]],
-                   shape: tuple[int, ...], dtype: torch.dtype, scalar: bool) -> Workload:  # fmt: skip
+def leaf_benchmark(
+    make: Callable[[torch.device], Callable[[torch.Tensor], torch.Tensor]],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    scalar: bool,
+) -> Workload:
     """Liger-Kernel's benchmark: a leaf input, its gradient accumulates over iterations."""
 
     def build(device: torch.device) -> Callable[[int], None]:

@@ -94,7 +94,8 @@ def report(results: dict[str, dict[str, Any]]) -> None:
             print(f"{row_id:52} {r['measured']:>15} {'-':>15} {'-':>8}  {r.get('error', '')}")
             continue
         print(
-            f"{row_id:52} {r['measured']:>15} {r['predicted']:>15} {r['error_pct']:>+8.2f}  {r['cause']}"
+            f"{row_id:52} {r['measured']:>15} {r['predicted']:>15} {r['error_pct']:>+8.2f}  "
+            f"{r['cause']}"
         )
     for title, chosen in (
         (

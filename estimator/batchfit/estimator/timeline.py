@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
 BLOCK = 512
 
-# (storage, formula, fixed part and slope of each number that it is asked with)
-Rules = tuple[tuple[int, SizeRule, tuple[int, ...], tuple[int, ...]], ...]
+# (storages, formula, fixed part and slope of each number that it is asked with)
+Rules = tuple[tuple[list[int], SizeRule, tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Timeline:
         per_sample: bytes of each storage per unit of batch.
         operators, modules, phases, categories: what is known of each storage.
         marks: (position, phase, step) at which each phase begins.
-        rules: storages whose size a formula gives, as (storage, rule, fixed and per-sample part of
-            the numbers that it is asked with).
+        rules: storages whose size a formula gives, as (storages, rule, fixed and per-sample part of
+            the numbers that it is asked with); equal layers share an entry.
     """
 
     events: Ints
@@ -60,8 +60,8 @@ class Timeline:
     def sizes(self, batch: int) -> Ints:
         """Requested bytes of every storage at this batch size."""
         sizes = self.fixed + self.per_sample * batch
-        for index, rule, fixed, slopes in self.rules:
-            sizes[index] = rule([a + b * batch for a, b in zip(fixed, slopes, strict=True)])
+        for storages, rule, fixed, slopes in self.rules:
+            sizes[storages] = rule([a + b * batch for a, b in zip(fixed, slopes, strict=True)])
         return sizes
 
     def suspect(self) -> bool:
@@ -196,7 +196,7 @@ def merge(one: Trace, other: Trace) -> Timeline | None:
 def _merge_rules(one: Trace, other: Trace) -> Rules | None:
     """The numbers of each rule as lines in the batch; None where the rules differ."""
     span = other.batch - one.batch
-    merged = []
+    merged: dict[tuple[SizeRule, tuple[int, ...], tuple[int, ...]], list[int]] = {}
     if one.log.rules.keys() != other.log.rules.keys():
         return None
     for index, (rule, numbers) in one.log.rules.items():
@@ -207,8 +207,8 @@ def _merge_rules(one: Trace, other: Trace) -> Rules | None:
             return None
         slopes = tuple((b - a) // span for a, b in zip(numbers, other_numbers, strict=True))
         fixed = tuple(a - s * one.batch for a, s in zip(numbers, slopes, strict=True))
-        merged.append((index, rule, fixed, slopes))
-    return tuple(merged)
+        merged.setdefault((rule, fixed, slopes), []).append(index)
+    return tuple((storages, *key) for key, storages in merged.items())
 
 
 def deviations(timeline: Timeline, third: Trace) -> list[tuple[str, str, int, int]] | None:

@@ -1,4 +1,4 @@
-"""The command line: ``batchfit estimate`` and ``batchfit gpus``.
+"""The command line: ``batchfit estimate``, ``batchfit snapshot``, ``batchfit gpus``.
 
 Only :func:`main` prints and turns errors into exit statuses; everything else returns or raises.
 """

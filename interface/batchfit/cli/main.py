@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .options import estimate_options, gpus_options
+from .options import estimate_options, gpus_options, snapshot_options
 
 #: Exit statuses. "Does it fit" is answered by the first two.
 YES, NO, ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -66,14 +66,46 @@ def estimate_command(context: click.Context, /, target: str, **options: Any) -> 
     """
     from .command import estimate_target
 
-    given = {
+    output, fits = estimate_target(target, _given(context, options))
+    click.echo(output)
+    return YES if fits else NO
+
+
+@cli.command("snapshot", short_help="Write a predicted memory snapshot, or compare a real one.")
+@click.argument("target")
+@snapshot_options
+@click.pass_context
+def snapshot_command(context: click.Context, /, target: str, **options: Any) -> int:
+    """Write the memory snapshot that TARGET's training would leave, or compare a real one with it.
+
+    The file opens in PyTorch's own viewer: drop it onto pytorch.org/memory_viz, or make a page of
+    it with "python -m torch.cuda._memory_viz trace_plot FILE -o FILE.html".
+
+    With --compare, a real snapshot is laid beside the prediction: totals, categories, and the
+    largest blocks that only one of the two has. Nothing in the file is run.
+
+    TARGET is as in "batchfit estimate".
+    """
+    given = _given(context, options)
+    if ("output" in given) is ("compare" in given):
+        raise click.UsageError("give either --output or --compare", context)
+    for flag, needed in (("force", "output"), ("as_json", "compare")):
+        if flag in given and needed not in given:
+            name = flag.removeprefix("as_")
+            raise click.UsageError(f"--{name} goes with --{needed} only", context)
+    from .command import compare_target, snapshot_target
+
+    click.echo((compare_target if "compare" in given else snapshot_target)(target, given))
+    return YES
+
+
+def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the user gave."""
+    return {
         name: value
         for name, value in options.items()
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
-    output, fits = estimate_target(target, given)
-    click.echo(output)
-    return YES if fits else NO
 
 
 @cli.command("gpus", short_help="List the GPUs that batchfit knows.")

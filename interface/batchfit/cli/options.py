@@ -97,6 +97,12 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_ALLOCATOR = click.option(
+    "--allocator", metavar="SETTINGS",
+    help="The allocator's settings, written as in PYTORCH_ALLOC_CONF: expandable_segments:True.  "
+    "[default: those of the environment]",
+)  # fmt: skip
+
 _ANSWER = (
     click.option(
         "--batch", multiple=True, type=int, metavar="N",
@@ -121,8 +127,30 @@ _ANSWER = (
         "--max-batch", type=int, metavar="N",
         help="Never answer more than N, for example the size of the dataset.",
     ),
+    _ALLOCATOR,
     click.option("--layers", is_flag=True, help="Also print the layer tree and the module table."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
+)  # fmt: skip
+
+_SNAPSHOT = (
+    click.option("--batch", type=int, metavar="N", required=True, help="The batch size."),
+    click.option(
+        "-o", "--output", metavar="FILE", help="Write the predicted snapshot to this file.",
+    ),
+    click.option("--force", is_flag=True, help="Overwrite FILE."),
+    click.option(
+        "--compare", metavar="FILE",
+        help="Compare with a real snapshot instead: a file of torch.cuda.memory._dump_snapshot.",
+    ),
+    click.option(
+        "--json", "as_json", is_flag=True,
+        help="Print the comparison as one JSON object (docs/json.md).",
+    ),
+    click.option(
+        "--gpu", metavar="NAME",
+        help="The GPU, as rtx-3090 or a100-80gb; see `batchfit gpus`.  [default: A100 80GB]",
+    ),
+    _ALLOCATOR,
 )  # fmt: skip
 
 _WORKLOAD = (
@@ -195,6 +223,13 @@ _MODEL = (
 def estimate_options(command: _F) -> _F:
     """All options of ``batchfit estimate``."""
     for option in reversed((*_ANSWER, *_WORKLOAD, *_MODEL)):
+        command = option(command)
+    return command
+
+
+def snapshot_options(command: _F) -> _F:
+    """All options of ``batchfit snapshot``."""
+    for option in reversed((*_SNAPSHOT, *_WORKLOAD, *_MODEL)):
         command = option(command)
     return command
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfit.estimator import GPU, Budget, find_gpu
+from batchfit.estimator.allocator import AllocatorSettings
 from batchfit.estimator.budget import explicit_budget, gpu_budget
 from batchfit.estimator.solve import candidates, check_batch
 
@@ -24,6 +25,8 @@ class Plan:
         asked: whether the user named a GPU or a budget, so that "does it fit" has an answer.
         power_of_two, multiple_of, max_batch: which answers the user would take.
         attention: the attention kernel to prefer.
+        allocator: the settings of PyTorch's allocator.
+        settings: what the user wrote of them; may be empty.
         layers: show the layer tree and the module table.
     """
 
@@ -36,6 +39,8 @@ class Plan:
     multiple_of: int
     max_batch: int | None
     attention: Any
+    allocator: AllocatorSettings
+    settings: str
     layers: bool
 
     @property
@@ -50,24 +55,44 @@ class Plan:
         Raises:
             BatchfitError: a batch size below 1, an unknown GPU, a budget nobody can have, ...
         """
+        allocator = allocator_settings(given)
         gpus = tuple(find_gpu(name) for name in given.get("gpu", ())) or (find_gpu(DEFAULT_GPU),)
         plan = cls(
             batches=tuple(sorted({check_batch(batch) for batch in given.get("batch", ())})),
             gpus=gpus,
-            budgets=tuple(_budget(gpu, given) for gpu in gpus),
+            budgets=tuple(_budget(gpu, given, allocator) for gpu in gpus),
             named="gpu" in given,
             asked="gpu" in given or "budget" in given,
             power_of_two="power_of_two" in given,
             multiple_of=given.get("multiple_of", 1),
             max_batch=check_batch(given["max_batch"]) if "max_batch" in given else None,
             attention=given.get("attention"),
+            allocator=allocator,
+            settings=given.get("allocator", ""),
             layers="layers" in given,
         )
         candidates(plan.multiple_of, plan.power_of_two)
         return plan
 
 
-def _budget(gpu: GPU, given: dict[str, Any]) -> Budget:
+def allocator_settings(given: dict[str, Any]) -> AllocatorSettings:
+    """Those of ``--allocator``, else the environment's.
+
+    Raises:
+        WorkloadError: settings that PyTorch refuses.
+    """
+    if "allocator" in given:
+        return AllocatorSettings.parse(given["allocator"])
+    return AllocatorSettings.from_environment()
+
+
+def _budget(gpu: GPU, given: dict[str, Any], allocator: AllocatorSettings) -> Budget:
     if "budget" in given:
-        return explicit_budget(given["budget"], gpu)
-    return gpu_budget(gpu, given["margin"]) if "margin" in given else gpu_budget(gpu)
+        budget = explicit_budget(given["budget"], gpu)
+    else:
+        budget = gpu_budget(gpu, given["margin"]) if "margin" in given else gpu_budget(gpu)
+    # per_process_memory_fraction is a budget of its own, for what the allocator reserves.
+    share = int(gpu.total_bytes * allocator.memory_fraction)
+    if allocator.memory_fraction < 1 and share < budget.bytes:
+        return explicit_budget(share, gpu)
+    return budget

@@ -37,7 +37,13 @@ ANY = 65536
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one batch size needs on one GPU."""
+    """What one batch size needs on one GPU.
+
+    Attributes:
+        reserved: with memory to spare.
+        reserved_here: within the budget if it fits, else as `reserved`.
+        out_of_memory: what PyTorch would say where it runs out; None if it fits.
+    """
 
     batch: int
     gpu: str
@@ -46,6 +52,8 @@ class Row:
     breakdown: dict[Category, int]
     moment: Moment
     fits: bool
+    reserved_here: int
+    out_of_memory: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class Column:
     """One GPU: its budget, the answer, and the batch sizes looked at.
 
     Attributes:
+        reserved: at the answer, within the budget; where nothing fits, with memory to spare.
         fits: every batch asked for fits; None where none was asked for.
     """
 
@@ -60,6 +69,7 @@ class Column:
     gpu: GPU
     estimate: Estimate
     answer: BatchAnswer
+    reserved: int
     rows: tuple[Row, ...]
     fits: bool | None
 
@@ -109,15 +119,16 @@ def make_report(target: Target, plan: Plan, progress: Callable[[str], None]) -> 
     if not plan.named:
         budgets = "kernels" if plan.asked else "kernels and budget"
         notes.append(f"no GPU was named: {budgets} are those of the {plan.gpus[0].name}")
-    traced: dict[tuple[str, tuple[int, int]], Estimate] = {}
+    traced: dict[tuple[Any, ...], Estimate] = {}
     columns = []
     for gpu, budget in zip(plan.gpus, plan.budgets, strict=True):
-        # Only vendor and capability decide what runs: GPUs that share them share a trace.
-        kind = (gpu.vendor, gpu.capability)
+        # What a trace and its answers depend on: GPUs that share it share a trace.
+        kind = (gpu.vendor, gpu.capability, gpu.sm_count, gpu.total_bytes)
         if kind not in traced:
             traced[kind] = estimate(
-                target.workload, gpu=gpu, attention=plan.attention, progress=progress
-            )
+                target.workload, gpu=gpu, attention=plan.attention, allocator=plan.allocator,
+                progress=progress,
+            )  # fmt: skip
         progress(f"{gpu.name}: looking for the largest batch")
         columns.append(_column(gpu, traced[kind], budget, plan))
     progress("adding up the layers")
@@ -138,11 +149,22 @@ def _column(gpu: GPU, found: Estimate, budget: Budget, plan: Plan) -> Column:
         row = Row(
             batch=batch, gpu=gpu.name, peak=found.peak(batch), reserved=found.reserved(batch),
             breakdown=found.breakdown(batch), moment=found.peak_moment(batch),
-            fits=found.fits(batch, budget),
+            fits=found.fits(batch, budget), reserved_here=_reserved(found, batch, budget),
+            out_of_memory=found.out_of_memory(batch, budget),
         )  # fmt: skip
         rows.append(row)
     fits = all(row.fits for row in rows) if plan.batches else None
-    return Column(gpu.name, gpu, found, answer, tuple(rows), fits)
+    reserved = _reserved(found, answer.batch, budget) if answer.batch else answer.reserved
+    return Column(gpu.name, gpu, found, answer, reserved, tuple(rows), fits)
+
+
+def _reserved(found: Estimate, batch: int, budget: Budget) -> int:
+    """What would be reserved on that GPU: near the limit the allocator gives back what it caches.
+
+    Where the batch does not fit, it is what a GPU with memory to spare would show.
+    """
+    run = found.replay(batch, budget.bytes)
+    return found.reserved(batch) if run.oom is not None else run.peak_reserved
 
 
 def _shown(answer: BatchAnswer, smallest: int, affine: bool) -> tuple[int, ...]:
@@ -189,6 +211,7 @@ def as_json(report: Report) -> dict[str, Any]:
             **report.target.workload.describe(),
             "inputs": report.target.inputs or None,
         },
+        "allocator": report.plan.settings or None,
         "batches": [_row_json(row, report.plan.asked) for c in report.columns for row in c.rows],
         "gpus": [_column_json(column, report.plan.asked) for column in report.columns],
         "torchinfo": None if sums is None else {
@@ -218,6 +241,8 @@ def _row_json(row: Row, asked: bool) -> dict[str, Any]:
             "module": row.moment.module,
         },
         "fits": row.fits if asked else None,
+        "reserved_in_budget_bytes": row.reserved_here if row.fits else None,
+        "out_of_memory": row.out_of_memory if asked else None,
     }
 
 
@@ -236,6 +261,7 @@ def _column_json(column: Column, asked: bool) -> dict[str, Any]:
         "short_by_bytes": 0 if answer.batch
         else short_by(answer.peak, answer.reserved, answer.budget),
         "fits": column.fits if asked else None,
+        "reserved_in_budget_bytes": column.reserved if answer.batch else None,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from batchfit.estimator import Budget, Category, Outcome
 from .console import Table, facts, plain_bytes, render, width
 from .plan import Plan
 from .report import ANY, Column, Report, Row, short_by
+from .targets import Target
 
 # Rows of the module table.
 _MODULES = 20
@@ -33,12 +34,14 @@ def _header(report: Report) -> list[RenderableType]:
     title = Text(report.target.text, style="bold")
     if len(report.columns) == 1:
         title.append(f" on {report.columns[0].name}")
-    return [title, Text(", ".join(_settings(report)), style="dim")]
+    words = settings_in_words(report.target, report.plan.settings)
+    return [title, Text(words, style="dim")]
 
 
-def _settings(report: Report) -> list[str]:
-    said = report.target.workload.describe()
-    words = [report.target.inputs, said["form"], said.get("precision")]
+def settings_in_words(target: Target, allocator: str) -> str:
+    """The inputs and settings of a target, and the allocator's if there are any."""
+    said = target.workload.describe()
+    words = [target.inputs, said["form"], said.get("precision")]
     if said["form"] == "training":
         words += [said["optimizer"] or "no optimizer", _loss(said["loss"])]
     if said.get("memory_format", "contiguous") != "contiguous":
@@ -53,7 +56,8 @@ def _settings(report: Report) -> list[str]:
             words.append(f"gradients clipped at {said['clip_grad_norm']:g}")
         words += ["EMA"] if said["ema"] else []
         words += ["evaluation pass"] if said["evaluate"] else []
-    return [word for word in words if word]
+    words += [f"allocator {allocator}"] if allocator else []
+    return ", ".join(word for word in words if word)
 
 
 def _loss(name: str) -> str:
@@ -65,10 +69,11 @@ def _one_gpu(report: Report) -> list[RenderableType]:
     answer = Text(_answer(column, report.plan.smallest), style=_colour(column.answer.batch > 0))
     rows: list[tuple[str, str | Text]] = [("largest batch", answer)]
     if report.plan.batches and report.plan.asked:
-        rows += [
-            (f"batch {row.batch}", Text(_verdict(row, column.budget), style=_colour(row.fits)))
-            for row in column.rows
-        ]
+        for row in column.rows:
+            verdict = Text(_verdict(row, column.budget), style=_colour(row.fits))
+            rows.append((f"batch {row.batch}", verdict))
+            if row.out_of_memory:
+                rows.append(("", f"PyTorch would say: {row.out_of_memory}"))
     rows.append(("budget", _budget(column.budget)))
     last = column.rows[-1]
     below = [(f"peak at {last.batch}", _moment(last)), *_remarks(report, last)]
@@ -143,6 +148,7 @@ def _breakdowns(column: Column) -> list[RenderableType]:
     for start in range(0, len(column.rows), per_table):
         rows = column.rows[start : start + per_table]
         table = Table(["batch", *(str(row.batch) for row in rows)])
+        table.row("peak reserved", *(plain_bytes(row.reserved_here) for row in rows))
         table.row("peak allocated", *(plain_bytes(row.peak) for row in rows), style="bold")
         for category in Category:
             cells = [row.breakdown.get(category, 0) for row in rows]
@@ -187,6 +193,13 @@ def _several_gpus(report: Report) -> list[RenderableType]:
         for c in report.columns
         if c.answer.outcome in unusual
     ]
+    if report.plan.batches and report.plan.asked:
+        rows += [
+            (c.name, f"batch {row.batch}, PyTorch would say: {row.out_of_memory}")
+            for c in report.columns
+            for row in c.rows
+            if row.out_of_memory
+        ]
     first = report.columns[0].rows[-1]
     return [*parts, "", facts(rows + _remarks(report, first))]
 
@@ -198,10 +211,12 @@ def _gpu_table(columns: list[Column], plan: Plan) -> Table:
     table.row("budget", *(plain_bytes(c.budget.bytes) for c in columns))
     table.row("largest batch", *(_short_answer(c) for c in columns), style="bold")
     table.row("  allocates", *(plain_bytes(c.answer.peak) for c in columns))
+    table.row("  reserves", *(plain_bytes(c.reserved) for c in columns))
     if plan.batches:
         for i, row in enumerate(columns[0].rows):
             table.row(f"batch {row.batch}", *("fits" if c.rows[i].fits else "no" for c in columns))
             table.row("  allocates", *(plain_bytes(c.rows[i].peak) for c in columns))
+            table.row("  reserves", *(plain_bytes(c.rows[i].reserved_here) for c in columns))
     return table
 
 
