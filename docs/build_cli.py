@@ -8,8 +8,6 @@ Help must agree to the letter. Of results only the form is compared: the figures
 versions of torch and of the model libraries.
 """
 
-# ruff: noqa: INP001 (a script, not part of a package)
-
 from __future__ import annotations
 
 import argparse

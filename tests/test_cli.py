@@ -105,7 +105,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 # -- no torch where none is needed ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["gpus"], ["estimate", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["gpus"], ["estimate", "--help"], ["snapshot", "--help"]]
+)
 def test_light_commands_do_not_load_torch(args: list[str]) -> None:
     code = (
         "import sys; from batchfit.cli import main; status = main(sys.argv[1:]);"
@@ -339,6 +341,82 @@ def test_text_says_what_matters(jobs: str, capsys: pytest.CaptureFixture[str]) -
     assert "\x1b" not in out and out.isascii()
 
 
+def test_what_is_reserved_stands_beside_what_is_allocated(
+    jobs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ("estimate", f"{jobs}:workload", "--budget", "1GiB")
+    _, out, _ = run(capsys, *target)
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("peak reserved"))
+    assert lines[start + 1].startswith("peak allocated")
+    assert max(map(len, lines)) <= 80
+    for row in run_json(capsys, *target)["batches"]:
+        # Within the budget, the allocator gives back what it caches before it runs out.
+        assert row["fits"] and row["reserved_in_budget_bytes"] <= 2**30
+        assert row["peak_allocated_bytes"] <= row["reserved_in_budget_bytes"]
+    _, out, _ = run(capsys, "estimate", f"{jobs}:workload", "--gpu", "t4", "--gpu", "h100")
+    assert out.count("  reserves") == 1
+
+
+def test_where_it_runs_out(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = ("--batch", "64", "--batch", "1000000")
+    target = ("estimate", f"{jobs}:workload", *batches)
+    status, out, _ = run(capsys, *target, "--gpu", "t4")
+    assert status == 1 and max(map(len, out.splitlines())) <= 80
+    text = " ".join(out.split())
+    assert text.count("CUDA out of memory. Tried to allocate 15.26 GiB.") == 1
+    assert "by aten::addmm in a, forward pass." in text
+    status, out, _ = run(capsys, *target, "--gpu", "t4", "--gpu", "h100")
+    assert status == 1
+    assert "T4 batch 1000000, as PyTorch would put it: CUDA out of" in " ".join(out.split())
+    small, large = run_json(capsys, *target, "--gpu", "t4")["batches"]
+    assert small["out_of_memory"] is None
+    assert large["out_of_memory"].startswith("CUDA out of memory.")
+    assert large["reserved_in_budget_bytes"] is None
+    # Nobody asked whether it fits.
+    assert "CUDA out of memory" not in run(capsys, *target)[1]
+    assert {row["out_of_memory"] for row in run_json(capsys, *target)["batches"]} == {None}
+
+
+def test_settings_of_the_allocator(
+    jobs: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = ("estimate", f"{jobs}:workload", "--gpu", "t4", "--batch", "5000")
+    expandable = "expandable_segments:True"
+
+    def reserved(*options: str) -> int:
+        return int(run_json(capsys, *target, *options)["batches"][0]["peak_reserved_bytes"])
+
+    plain, other = reserved(), reserved("--allocator", expandable)
+    assert plain != other
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", expandable)
+    assert reserved() == other
+    assert reserved("--allocator", "") == plain  # the option wins
+    found = run_json(capsys, *target, "--allocator", expandable)
+    assert found["allocator"] == expandable
+    assert f"allocator {expandable}" in " ".join(
+        run(capsys, *target, "--allocator", expandable)[1].split()
+    )
+
+
+def test_a_fraction_of_the_gpu_is_a_budget(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ("estimate", f"{jobs}:workload", "--gpu", "t4", "--gpu", "a100-40gb")
+    plain = run_json(capsys, *target)["gpus"]
+    half = run_json(capsys, *target, "--allocator", "per_process_memory_fraction:0.5")["gpus"]
+    for one, other in zip(plain, half, strict=True):
+        assert other["budget_bytes"] == one["total_bytes"] // 2
+        assert other["largest_batch"] < one["largest_batch"]
+        assert other["reserved_in_budget_bytes"] <= other["budget_bytes"]
+
+
+def test_a_gpu_beside_another_is_as_alone(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one capability, but not of one size: each has its own answer."""
+    target = ("estimate", f"{jobs}:workload", "--gpu")
+    both = run_json(capsys, *target, "a100-40gb", "--gpu", "a100-80gb")["gpus"]
+    alone = [run_json(capsys, *target, name)["gpus"][0] for name in ("a100-40gb", "a100-80gb")]
+    assert both == alone
+
+
 def test_what_never_fits_says_by_how_much(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     big = "import torch\ndef big(): return torch.nn.Linear(40000, 40000)\n"
     Path("big.py").write_text(big)
@@ -378,6 +456,8 @@ ERRORS = [
     (["jobs.py:workload", "--gpu", "t4", "--margin", "20GiB"], ["margin"]),
     (["jobs.py:workload", "--optimizer", "adamx"], ["adamx", "adam"]),
     (["jobs.py:workload", "--precision", "fp8"], ["fp8", "amp-bf16"]),
+    (["jobs.py:workload", "--allocator", "split:1"], ["split"]),
+    (["jobs.py:workload", "--allocator", "max_split_size_mb:1"], ["max_split_size_mb", "20"]),
     (["jobs.py:workload", "--accumulate", "0"], ["accumulate"]),
     (["jobs.py:workload", "--checkpointing"], ["checkpointing"]),
     (["jobs.py:workload", "--sequence-length", "8"], ["--sequence-length", "no effect"]),

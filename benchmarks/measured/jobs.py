@@ -6,10 +6,8 @@ is the overlay of pinned packages in which the row's model code is that of its t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -259,8 +257,10 @@ def hf_benchmark(model_id: str, auto: str, length: int, attention: str) -> Workl
 def _hf(
     row: str, model_id: str, auto: str, batch: int, length: int, attention: str, gpu: str
 ) -> None:
-    # SDPA came to these models between 4.42 and 4.46; the eager rows are of the same tables.
-    library = HF_4_45 if attention == "sdpa" else HF_4_41
+    # SDPA came to these models between 4.42 and 4.48; the eager rows are of the same tables.
+    library = HF_4_41
+    if attention == "sdpa":
+        library = HF_4_48 if "opt" in model_id or "pythia" in model_id else HF_4_45
     JOBS[row] = Job(
         lambda: hf_benchmark(model_id, auto, length, attention), batch, gpu, library=library
     )
@@ -484,4 +484,31 @@ for _row, _classes, _segments, _batch in (
         lambda c=_classes, s=_segments: tsn_resnet50(c, s), _batch, "V100 32GB", workspaces=False
     )
 
-sys.path.insert(0, str(Path(__file__).parent))
+# -- why a prediction is off -------------------------------------------------------------------
+
+CUDNN = (
+    "cuDNN's convolution workspaces are not counted (one of 134,742,016 B is in the recorded step "
+    "trace-035); they have no formula"
+)
+CAUSES = {
+    "nb_resnet50_t4_none": CUDNN,
+    "nb_resnet50_t4_per_block": CUDNN,
+    "fms_powerlm-3b_lora_none_b4": (
+        "transformers 4.48.1 keeps the bf16 logits (1.61 GB) beside their fp32 copy during the "
+        "loss; the measurement fits code that rebinds them (then -0.4 %)"
+    ),
+    "fms_gpt_bigcode-santac_full_none_b8": (
+        "1.79 GB short; one bf16 copy of the logits is 1.61 GB, so the trainer of the row probably "
+        "kept one more; not confirmed"
+    ),
+    "hfsdpa_pythia410m_b4_s2048_sdpa": (
+        "818 MB short, that is 24 layers x (two head-sized tensors of 16.8 MB and a logsumexp of "
+        "0.5 MB); its SDPA class was rewritten between 4.42 and 4.48; not confirmed"
+    ),
+    "hub_bertlarge_squad": (
+        "2.73 GB short, about twice the weights (1.34 GB): the row adds up the deltas of three log "
+        "stages; not confirmed"
+    ),
+}
+for _row, _cause in CAUSES.items():
+    JOBS[_row] = replace(JOBS[_row], cause=_cause)

@@ -195,7 +195,7 @@ class Estimate:
     def _room(self, budget: int | str | Budget | None, margin: int | str | None) -> int:
         """Bytes that the allocator may reserve: the budget, and its own fraction of the GPU."""
         size = self.budget(budget, margin).bytes
-        if self.allocator.memory_fraction is not None:
+        if self.allocator.memory_fraction < 1.0:
             size = min(size, int(self.gpu.total_bytes * self.allocator.memory_fraction))
         return size
 

@@ -13,7 +13,7 @@ block is the rounded size. On the real traces in tests/data/oracle this gives bo
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,14 @@ _LARGE_REST = 1 * MIB  # kSmallSize: a rest of the large pool is split off if it
 
 
 _MOST_FRAMES = 64  # of a block; one stack can be shared by millions of entries
+
+
+def _frames(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The stack of an entry; a recording without stacks, or with odd ones, has none."""
+    frames = entry.get("frames")
+    if not isinstance(frames, (list, tuple)):
+        return []
+    return [frame for frame in frames if isinstance(frame, dict)]
 
 
 @dataclass(slots=True)
@@ -47,13 +55,15 @@ class LiveBlock:
     @property
     def frames(self) -> tuple[str, ...]:
         """Where it was allocated, as "file:line:function", innermost first."""
-        frames = (self.entry.get("frames") or ())[:_MOST_FRAMES]
-        return tuple(f"{f['filename']}:{f['line']}:{f['name']}" for f in frames)
+        frames = _frames(self.entry)[:_MOST_FRAMES]
+        return tuple(
+            f"{f.get('filename', '?')}:{f.get('line', '?')}:{f.get('name', '?')}" for f in frames
+        )
 
     @property
     def category(self) -> str:
         """What a snapshot that this library predicted says; "" for a real one."""
-        frames = self.entry.get("frames")
+        frames = _frames(self.entry)
         return str(frames[0].get("category", "")) if frames else ""
 
 

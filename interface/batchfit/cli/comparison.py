@@ -145,12 +145,16 @@ def _only(name: str, pairs: tuple[BlockPair, ...]) -> list[RenderableType]:
         times = f"{len(group)} x " if len(group) > 1 else ""
         category = f"  {_clean(first.category)}" if first.category else ""
         parts.append(Text(f"  {times}{plain_bytes(_size(first))}{category}"))
-        shown = _telling(_frames(first)) or ["(older than the record)"]
+        if first.predicted_frames:
+            shown = _place(first.predicted_frames)
+        else:
+            shown = _telling(first.real_frames) or ["(older than the record)"]
         parts += [Text(f"    {_shorten(frame, width() - 4)}") for frame in shown]
     rest = [pair for group in largest[_SHOWN:] for pair in group]
     if rest:
         size = plain_bytes(sum(_size(pair) for pair in rest))
-        parts.append(Text(f"  {len(rest)} others, {size}", style="dim"))
+        others = "1 other" if len(rest) == 1 else f"{len(rest)} others"
+        parts.append(Text(f"  {others}, {size}", style="dim"))
     return parts
 
 
@@ -161,6 +165,21 @@ def _size(pair: BlockPair) -> int:
 
 def _frames(pair: BlockPair) -> tuple[str, ...]:
     return pair.real_frames or pair.predicted_frames
+
+
+def _place(frames: tuple[str, ...]) -> list[str]:
+    """Where a predicted block comes from, in words.
+
+    >>> _place(("layer1.conv:2:aten::convolution", "forward:2:activations"))
+    ['aten::convolution in layer1.conv, forward of step 2']
+    >>> _place(("step:1:aten::neg", "backward:1:temporaries"))
+    ['aten::neg, backward of step 1']
+    """
+    module, step, operator = frames[0].split(":", 2)
+    phase = frames[1].partition(":")[0]
+    where = "" if module == "step" else f" in {module}"
+    when = f"{phase} of step {step}" if step != "0" else phase
+    return [f"{operator}{where}, {when}"]
 
 
 def _telling(frames: Iterable[str]) -> list[str]:
@@ -184,6 +203,6 @@ def _shorten(text: str, room: int) -> str:
     """The end of a long text: of a frame, the file's name, the line and the function.
 
     >>> _shorten("a/long/folder/train.py:3:main", 20)
-    '...er/train.py:3:main'
+    '...r/train.py:3:main'
     """
     return text if len(text) <= room else "..." + text[3 - room :]

@@ -98,7 +98,7 @@ def trace_job(
     notes = list(target.notes)
     if "gpu" not in given:
         notes.append(f"no GPU was named: kernels are those of the {gpu.name}")
-    if gpu.note.startswith("'"):  # "'a100' is read as ..."; others are about its memory
+    elif gpu.note.startswith("'"):  # "'a100' is read as ..."; others are about its memory
         notes.append(gpu.note)
     notes += [note for note in made.notes if note != gpu.note]
     notes = list(dict.fromkeys(notes))

@@ -73,7 +73,7 @@ def _one_gpu(report: Report) -> list[RenderableType]:
             verdict = Text(_verdict(row, column.budget), style=_colour(row.fits))
             rows.append((f"batch {row.batch}", verdict))
             if row.out_of_memory:
-                rows.append(("", f"PyTorch would say: {row.out_of_memory}"))
+                rows.append(("", f"as PyTorch would put it: {row.out_of_memory}"))
     rows.append(("budget", _budget(column.budget)))
     last = column.rows[-1]
     below = [(f"peak at {last.batch}", _moment(last)), *_remarks(report, last)]
@@ -195,7 +195,7 @@ def _several_gpus(report: Report) -> list[RenderableType]:
     ]
     if report.plan.batches and report.plan.asked:
         rows += [
-            (c.name, f"batch {row.batch}, PyTorch would say: {row.out_of_memory}")
+            (c.name, f"batch {row.batch}, as PyTorch would put it: {row.out_of_memory}")
             for c in report.columns
             for row in c.rows
             if row.out_of_memory
