@@ -85,7 +85,7 @@ def largest() -> str:
         [
             "## The largest batch",
             "`python benchmarks/max_batch.py tests/data/truth/max_batch.csv`: public reports of "
-            "what ran and what failed. Outside the allocator lies the catalogue's context of each GPU.",
+            "what ran and what failed. Outside the allocator lies the catalogue's context of a GPU.",
             f"{right} of {asked} right.",
             table(["row", "GPU", "ran", "failed", "predicted largest", "right"], body),
         ]
@@ -149,7 +149,7 @@ def speed() -> str:
         [
             "## Speed",
             "`python benchmarks/speed.py` on two CPU cores. The answer includes a third trace. A "
-            "new batch size is replayed through the allocator's twin; the timeline alone is faster.",
+            "new batch size is replayed through the allocator's twin; a timeline alone is faster.",
             table(
                 ["model", "both traces s", "answer s", "one real step s", "MemTracker, fake s",
                  "torchinfo s", "peak of a new batch ms", "timeline alone ms", "process"], body,
