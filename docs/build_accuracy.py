@@ -85,7 +85,7 @@ def largest() -> str:
         [
             "## The largest batch",
             "`python benchmarks/max_batch.py tests/data/truth/max_batch.csv`: public reports of "
-            "what ran and what failed. Outside the allocator lies the catalogue's context of a GPU.",
+            "what ran and what failed. Outside the allocator lies the catalogue's context of it.",
             f"{right} of {asked} right.",
             table(["row", "GPU", "ran", "failed", "predicted largest", "right"], body),
         ]

@@ -185,8 +185,12 @@ def _make_model(
 
 
 def _enable_checkpointing(model: nn.Module) -> None:
-    """Hugging Face's and timm's own switches."""
-    for name in ("gradient_checkpointing_enable", "set_grad_checkpointing"):
+    """Hugging Face's (renamed in transformers 5) and timm's own switches."""
+    for name in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+        "set_grad_checkpointing",
+    ):
         switch = getattr(model, name, None)
         if switch is not None:
             switch()
