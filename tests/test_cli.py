@@ -278,6 +278,7 @@ def test_parts_add_up(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["--loss", "mse"], "loss", "mse"),
         (["--accumulate", "2"], "accumulate", 2),
         (["--no-set-to-none"], "set_to_none", False),
+        (["--no-keep-outputs"], "keep_outputs", False),
         (["--clip-grad-norm", "1.0"], "clip_grad_norm", 1.0),
         (["--ema"], "ema", True),
         (["--evaluate"], "evaluate", True),

@@ -89,6 +89,7 @@ def test_mistral_7b_full_fine_tune():
         precision="bf16",
         optimizer="adamw",
         checkpointing=True,
+        keep_outputs=False,  # as the Trainer of that row
         name="mistral-7b",
     )
     e = estimate(work, gpu="A100 80GB", allocator="")

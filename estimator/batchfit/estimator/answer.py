@@ -102,8 +102,8 @@ def why_not_affine(found: list[tuple[str, str, int, int]] | None, batch: int) ->
     """Say why one line through two traces does not hold at a third batch size."""
     if found is None:
         return (
-            f"the step takes another path at batch {batch} than at {TRACED_BATCHES[0]}; each batch "
-            "size was traced by itself"
+            f"the step takes another path at batch {batch} than at smaller ones; each batch size "
+            "was traced by itself"
         )
     operator, module, predicted, actual = max(found, key=lambda d: abs(d[3] - d[2]))
     where = f" in {module}" if module else ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .allocator import AllocatorSettings, Replay, replay
-from .answer import TRACED_BATCHES, BatchAnswer, solve_batch, why_not_affine
+from .answer import BatchAnswer, solve_batch, why_not_affine
 from .budget import DEFAULT_MARGIN, Budget, explicit_budget, gpu_budget
 from .layers import LayerSums, layer_sums
 from .solve import check_batch
@@ -57,6 +57,7 @@ class Estimate:
         self._log_notes = [t.log.notes for t in traces]
         self._itemsizes = np.asarray(traces[0].log.itemsizes, dtype=np.int64)
         self._confirmed: dict[int, bool] = {}
+        self._first = traces[0].batch
 
     def __repr__(self) -> str:
         name = self.workload.name or "workload"
@@ -152,14 +153,14 @@ class Estimate:
     @cached_property
     def layers(self) -> LayerSums | None:
         """torchinfo's sums and the layer tree; None for a workload from a step function."""
-        timeline = self.timeline_at(TRACED_BATCHES[0])
-        sizes = timeline.sizes(TRACED_BATCHES[0])
+        timeline = self.timeline_at(self._first)
+        sizes = timeline.sizes(self._first)
         state = sum(
             int(sizes[i])
             for i in timeline.alive_at(len(timeline.events) - 1)
             if timeline.categories[i] is Category.OPTIMIZER_STATE
         )
-        return layer_sums(self.workload, self._options, state)
+        return layer_sums(self.workload, self._options, state, self._first)
 
     def snapshot(self, batch: int) -> dict[str, Any]:
         """A snapshot as ``torch.cuda.memory._snapshot`` would give it, for PyTorch's viewer.
@@ -201,8 +202,8 @@ class Estimate:
 
     def index_limit(self) -> int:
         """The largest batch at which no tensor has more elements than 32 bits can count."""
-        timeline = self.timeline_at(TRACED_BATCHES[0])
-        slopes = timeline.per_sample if self.affine else timeline.fixed // TRACED_BATCHES[0]
+        timeline = self.timeline_at(self._first)
+        slopes = timeline.per_sample if self.affine else timeline.fixed // self._first
         fixed = timeline.fixed if self.affine else 0
         room = _MAX_ELEMENTS * self._itemsizes - fixed
         growing = slopes > 0

@@ -27,8 +27,6 @@ BLIND_SPOTS = (
     "gradients' and kernels' temporaries, optimizer state, rounding and fragmentation",
 )
 
-_BATCH = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -72,7 +70,9 @@ class LayerSums:
         return self.parameters + 2 * self.activations_per_sample * batch
 
 
-def layer_sums(workload: Workload, options: TraceOptions, optimizer_state: int) -> LayerSums | None:
+def layer_sums(
+    workload: Workload, options: TraceOptions, optimizer_state: int, batch: int
+) -> LayerSums | None:
     """Run torchinfo on the workload's model; None for a step function, which has no one model.
 
     Raises:
@@ -88,7 +88,7 @@ def layer_sums(workload: Workload, options: TraceOptions, optimizer_state: int) 
         parameters = {id(p): p for p in model.parameters()}.values()
         sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in parameters]
         try:
-            tree = _tree(model, step.example(_BATCH))
+            tree = _tree(model, step.example(batch), batch)
         except BatchfitError:
             raise
         except Exception as error:
@@ -103,7 +103,7 @@ def layer_sums(workload: Workload, options: TraceOptions, optimizer_state: int) 
     )
 
 
-def _tree(model: nn.Module, inputs: Any) -> list[tuple[Layer, bool]]:
+def _tree(model: nn.Module, inputs: Any, batch: int) -> list[tuple[Layer, bool]]:
     """torchinfo's rows, each with whether its output counts (a leaf with parameters)."""
     names = {id(module): name for name, module in model.named_modules()}
     data: dict[str, Any] = {"input_data": inputs}
@@ -122,7 +122,7 @@ def _tree(model: nn.Module, inputs: Any) -> list[tuple[Layer, bool]]:
             kind=info.class_name,
             depth=info.depth,
             parameters=max(info.num_params, 0),
-            output_bytes_per_sample=info.output_bytes // _BATCH,
+            output_bytes_per_sample=info.output_bytes // batch,
         )
         rows.append((layer, info.is_leaf_layer and info.num_params > 0))
     return rows

@@ -13,15 +13,13 @@ from .cuda_rules import BACKENDS, Backend
 from .errors import WorkloadError
 from .estimate import Estimate
 from .gpus import GPU, find_gpu
+from .solve import check_batch
 from .timeline import deviations, merge
 from .tracing import TraceOptions, trace
 from .workload import Workload
 
 #: Which GPU's kernels are assumed where none is named: the most common data-centre card.
 DEFAULT_GPU = "A100 80GB"
-
-# Traced as well where a line looks wrong (see Timeline.suspect).
-_THIRD_BATCH = 5
 
 
 def estimate(
@@ -32,6 +30,7 @@ def estimate(
     attention: Backend | None = None,
     workspaces: bool = True,
     allocator: str | AllocatorSettings | None = None,
+    traced_at: tuple[int, int] = TRACED_BATCHES,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Estimate:
@@ -44,6 +43,8 @@ def estimate(
         attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
         workspaces: count what libraries allocate for themselves (cuBLAS since torch 2.0).
         allocator: settings in the syntax of PYTORCH_ALLOC_CONF; None takes the environment's.
+        traced_at: the two batch sizes that are traced; others than 2 and 3 for code that takes only
+            some sizes.
         progress: told what is being done.
         **options: with a module: further attributes of :class:`Workload` (loss, optimizer, ...).
 
@@ -66,20 +67,22 @@ def estimate(
         allocator = AllocatorSettings.from_environment()
     elif isinstance(allocator, str):
         allocator = AllocatorSettings.parse(allocator)
-    chosen = TraceOptions(find_gpu(gpu or DEFAULT_GPU), attention, workspaces)
+    chosen = TraceOptions(find_gpu(DEFAULT_GPU if gpu is None else gpu), attention, workspaces)
     traces = []
-    for batch in TRACED_BATCHES:
+    if len(traced_at) != 2 or check_batch(traced_at[0]) == check_batch(traced_at[1]):
+        raise WorkloadError(f"traced_at must be two different batch sizes, found {traced_at!r}")
+    for batch in traced_at:
         if progress is not None:
             progress(f"tracing at batch {batch}")
         traces.append(trace(workload, batch, chosen))
     timeline = merge(*traces)
     if timeline is not None and timeline.suspect():
-        third = trace(workload, _THIRD_BATCH, chosen)
+        third = trace(workload, sum(traced_at), chosen)
         if deviations(timeline, third) != []:
             timeline = None
     if timeline is None:
         notes.append(
-            f"the step takes different paths at batch {TRACED_BATCHES[0]} and {TRACED_BATCHES[1]}, "
+            f"the step takes different paths at batch {traced_at[0]} and {traced_at[1]}, "
             "or its sizes do not grow in proportion; each batch size was traced by itself"
         )
     return Estimate(workload, chosen, timeline, traces, notes, allocator)

@@ -27,6 +27,8 @@ def check_batch(batch: int) -> int:
     """A batch size is a positive integer."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise WorkloadError(f"a batch size must be a positive integer, found {batch!r}")
+    if batch >= 2**31:
+        raise WorkloadError(f"a batch size must be below 2**31, found {batch}")
     return batch
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .errors import WorkloadError
@@ -24,7 +25,8 @@ class StandardStep:
     """``step(batch)``: inputs to the device, forward, loss, backward, optimizer.
 
     As in a plain training loop, the outputs and the loss of a step stay alive until the next
-    forward pass has made new ones, and the inputs until the next batch arrives.
+    forward pass has made new ones (see ``Workload.keep_outputs``), and the inputs until the next
+    batch arrives.
 
     Attributes:
         modules: what lives on the device besides the optimizer.
@@ -38,6 +40,10 @@ class StandardStep:
         self._dtype, self._autocast, scaler = PRECISIONS[workload.precision]
         self._layout = MEMORY_FORMATS[workload.memory_format]
         model, twins = _make_model(workload, replica)
+        # A compiled module runs its original here; the recorder says so.
+        self.compiled = hasattr(model, "_orig_mod")
+        model = getattr(model, "_orig_mod", model)
+        refuse_lazy(model)
         if self._dtype is not torch.float32:
             model = model.to(self._dtype)
         self._model = model.to(device)
@@ -86,6 +92,8 @@ class StandardStep:
         with self._precision():
             self._outputs = self._call()
             self._loss = self._compute_loss(batch)
+        if not self._workload.keep_outputs:
+            self._outputs = None
         if not self._loss.requires_grad:
             raise WorkloadError(
                 "the loss does not depend on any parameter that requires a gradient; train at "
@@ -129,13 +137,13 @@ class StandardStep:
 
     def _to_device(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            if value.is_floating_point() and self._dtype is not torch.float32:
-                value = value.to(self._device, self._dtype)
-            else:
-                value = value.to(self._device)
-            if self._layout is torch.channels_last and value.dim() == 4:
-                value = value.contiguous(memory_format=torch.channels_last)
-            return value
+            cast = value.is_floating_point() and self._dtype is not torch.float32
+            last = self._layout is torch.channels_last and value.dim() == 4
+            return value.to(
+                self._device,
+                self._dtype if cast else value.dtype,
+                memory_format=torch.channels_last if last else torch.preserve_format,
+            )
         if isinstance(value, Mapping):
             return {key: self._to_device(item) for key, item in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -182,6 +190,16 @@ def _make_model(
             f"the model function returned {type(model).__name__}; it must return a torch.nn.Module"
         )
     return model, {id(p): p for p in model.parameters()}
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise WorkloadError for a module whose parameters have no shape yet."""
+    for name, param in model.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise WorkloadError(
+                f"parameter {name!r} has no shape yet (a lazy module); run one batch through the "
+                "model first, or give its sizes"
+            )
 
 
 def _enable_checkpointing(model: nn.Module) -> None:

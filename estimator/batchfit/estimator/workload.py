@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .errors import WorkloadError
 from .losses import LOSSES
@@ -59,6 +60,9 @@ class Workload:
         ema: keep an exponential moving average of the weights on the device.
         evaluate: an evaluation pass of the same batch size follows each step.
         inference: no training: evaluation mode, no gradients.
+        keep_outputs: the outputs of a step stay alive until the next forward pass has made new
+            ones, as names in a plain loop do; False for a trainer that keeps only the loss
+            (Hugging Face's).
         batch_dim: which dimension of example inputs is the batch.
         build: the general form, see :meth:`from_step`; excludes everything else.
         name: how the workload is called in reports.
@@ -78,6 +82,7 @@ class Workload:
     ema: bool = False
     evaluate: bool = False
     inference: bool = False
+    keep_outputs: bool = True
     batch_dim: int = 0
     build: Build | None = field(default=None, repr=False)
     name: str = ""
@@ -104,6 +109,12 @@ class Workload:
             _one_of("loss", self.loss, LOSSES)
         if isinstance(self.optimizer, str):
             parse_optimizer(self.optimizer)
+        if self.clip_grad_norm is not None and not 0 < self.clip_grad_norm < float("inf"):
+            raise WorkloadError(
+                f"clip_grad_norm must be a positive number, found {self.clip_grad_norm!r}"
+            )
+        if not callable(self.inputs):
+            _check_batch_dim(self.inputs, self.batch_dim)
         whole = isinstance(self.accumulate, int) and not isinstance(self.accumulate, bool)
         if not whole or self.accumulate < 1:
             raise WorkloadError(
@@ -184,12 +195,23 @@ class Workload:
             "clip_grad_norm": self.clip_grad_norm,
             "ema": self.ema,
             "evaluate": self.evaluate,
+            "keep_outputs": self.keep_outputs,
         }
 
 
 def _one_of(what: str, value: str, allowed: Any) -> None:
     if value not in allowed:
         raise WorkloadError(f"{what} must be one of {', '.join(allowed)}; found {value!r}")
+
+
+def _check_batch_dim(example: Any, dim: int) -> None:
+    """Some tensor of the example must have the dimension that is said to be the batch."""
+    shapes = [tuple(t.shape) for t in tree_leaves(example) if isinstance(t, Tensor)]
+    if not isinstance(dim, int) or dim < 0 or not any(len(shape) > dim for shape in shapes):
+        raise WorkloadError(
+            f"batch_dim={dim!r} is not a dimension of the example inputs (shapes "
+            f"{', '.join(map(str, shapes)) or 'none: no tensor was given'}); it is usually 0"
+        )
 
 
 def _resize(example: Any, batch: int, dim: int) -> Any:

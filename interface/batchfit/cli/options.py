@@ -23,7 +23,7 @@ TASKS = (
 #: Options that are attributes of a Workload.
 WORKLOAD_OPTIONS = (
     "precision", "optimizer", "loss", "memory_format", "checkpointing", "accumulate", "set_to_none",
-    "clip_grad_norm", "ema", "evaluate", "inference",
+    "clip_grad_norm", "ema", "evaluate", "inference", "keep_outputs",
 )  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -182,6 +182,10 @@ _WORKLOAD = (
         "--clip-grad-norm", type=float, metavar="NORM", help="Clip gradients to this norm.",
     ),
     click.option("--ema", is_flag=True, help="Keep a moving average of the weights on the GPU."),
+    click.option(
+        "--keep-outputs/--no-keep-outputs", default=True,
+        help="Outputs stay alive until the next step, as in a plain loop; not in HF's Trainer.",
+    ),
     click.option("--evaluate", is_flag=True, help="An evaluation pass follows each step."),
     click.option("--inference", is_flag=True, help="No training: no gradients, no optimizer."),
     click.option(

@@ -48,6 +48,11 @@ class Plan:
         """The smallest batch size that the user would take."""
         return candidates(self.multiple_of, self.power_of_two)(1)
 
+    @property
+    def traced_at(self) -> tuple[int, int]:
+        """Two batch sizes to trace: multiples, for code that takes only those."""
+        return (2, 3) if self.multiple_of == 1 else (self.multiple_of, 2 * self.multiple_of)
+
     @classmethod
     def of(cls, given: dict[str, Any]) -> Plan:
         """The plan of the options given.
@@ -56,7 +61,8 @@ class Plan:
             BatchfitError: a batch size below 1, an unknown GPU, a budget nobody can have, ...
         """
         allocator = allocator_settings(given)
-        gpus = tuple(find_gpu(name) for name in given.get("gpu", ())) or (find_gpu(DEFAULT_GPU),)
+        found = {gpu.name: gpu for gpu in map(find_gpu, given.get("gpu", ()))}
+        gpus = tuple(found.values()) or (find_gpu(DEFAULT_GPU),)
         plan = cls(
             batches=tuple(sorted({check_batch(batch) for batch in given.get("batch", ())})),
             gpus=gpus,

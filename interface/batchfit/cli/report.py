@@ -127,7 +127,7 @@ def make_report(target: Target, plan: Plan, progress: Callable[[str], None]) -> 
         if kind not in traced:
             traced[kind] = estimate(
                 target.workload, gpu=gpu, attention=plan.attention, allocator=plan.allocator,
-                progress=progress,
+                traced_at=plan.traced_at, progress=progress,
             )  # fmt: skip
         progress(f"{gpu.name}: looking for the largest batch")
         columns.append(_column(gpu, traced[kind], budget, plan))

@@ -54,6 +54,7 @@ def settings_in_words(target: Target, allocator: str) -> str:
         words += [] if said["set_to_none"] else ["gradients zeroed in place"]
         if said["clip_grad_norm"] is not None:
             words.append(f"gradients clipped at {said['clip_grad_norm']:g}")
+        words += [] if said["keep_outputs"] else ["outputs not kept"]
         words += ["EMA"] if said["ema"] else []
         words += ["evaluation pass"] if said["evaluate"] else []
     words += [f"allocator {allocator}"] if allocator else []

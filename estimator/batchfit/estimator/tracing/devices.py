@@ -158,11 +158,11 @@ class CudaDevices(TorchFunctionMode):
         target = here if device is None else not _is_host(device)
         if tensor.is_meta and here == target:
             return tensor.to(dtype=dtype or tensor.dtype, **others)
-        moved = self._move(tensor, target, dtype)
-        layout = others.get("memory_format")
-        return moved if layout in (None, torch.preserve_format) else moved.to(memory_format=layout)
+        return self._move(tensor, target, dtype, others.get("memory_format"))
 
-    def _move(self, tensor: Tensor, on_device: bool, dtype: torch.dtype | None) -> Tensor:
+    def _move(
+        self, tensor: Tensor, on_device: bool, dtype: torch.dtype | None, layout: Any = None
+    ) -> Tensor:
         """A copy in the other memory. A real tensor becomes a meta one; its data stays."""
         dtype = dtype or tensor.dtype
         if not tensor.is_meta:
@@ -170,7 +170,7 @@ class CudaDevices(TorchFunctionMode):
         if self._recorder.ledger.on_device(tensor) == on_device:
             return tensor.to(dtype)
         with self._recorder.placing(on_device):
-            moved = torch.ops.aten._to_copy(tensor, dtype=dtype)
+            moved = torch.ops.aten._to_copy(tensor, dtype=dtype, memory_format=layout)
         assert isinstance(moved, Tensor)
         if on_device and self._recorder.ledger.phase is Phase.FORWARD:
             self._recorder.ledger.settle(moved, Category.INPUTS)

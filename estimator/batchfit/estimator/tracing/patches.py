@@ -21,6 +21,7 @@ import torch
 import torch.optim.swa_utils
 import torch.utils._foreach_utils
 import torch.utils.checkpoint
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from batchfit.estimator.gpus import GPU
@@ -186,6 +187,9 @@ def _patch_phases(patches: _Patches, recorder: Recorder) -> None:
         recorder.ledger.begin(Phase.BACKWARD)
         try:
             return engine(*args, **kwargs)
+        except Exception:
+            recorder.failed_phase = Phase.BACKWARD
+            raise
         finally:
             if recorder.on_backward_end is not None:
                 recorder.on_backward_end()
@@ -193,6 +197,40 @@ def _patch_phases(patches: _Patches, recorder: Recorder) -> None:
 
     recorder.engine_caller = run_backward.__code__
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
+
+
+@contextmanager
+def _real_tensors_kept(recorder: Recorder) -> Iterator[None]:
+    """A module that exists outside the trace is moved through twins, and gets its tensors back.
+
+    ``Module.to`` replaces the data of parameters in place; a global module that a factory returns
+    would be left empty by it. Its parameters are exchanged for twins first, tied ones for one twin.
+    """
+    original: Any = nn.Module._apply
+    twins: dict[int, nn.Parameter] = {}
+    taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        for name, param in self._parameters.items():
+            if param is not None and not param.is_meta:
+                taken.append((self._parameters, name, param))
+                if id(param) not in twins:
+                    twin = recorder.follower.lift(param.detach(), remember=False)
+                    twins[id(param)] = nn.Parameter(twin, requires_grad=param.requires_grad)
+                self._parameters[name] = twins[id(param)]
+        for name, buffer in self._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                taken.append((self._buffers, name, buffer))
+        moved: nn.Module = original(self, *args, **kwargs)
+        return moved
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
+        for tensors, name, tensor in reversed(taken):
+            tensors[name] = tensor
 
 
 @contextmanager
@@ -266,7 +304,12 @@ def patched(recorder: Recorder, gpu: GPU, clear_autocast: Callable[[], None]) ->
         _patch_autocast(patches, clear_autocast)
         _patch_load(patches, recorder)
         _patch_foreach(patches)
-        with phases(recorder), _private_random(0), _no_cycle_collection():
+        with (
+            phases(recorder),
+            _real_tensors_kept(recorder),
+            _private_random(0),
+            _no_cycle_collection(),
+        ):
             yield
     finally:
         patches.undo()

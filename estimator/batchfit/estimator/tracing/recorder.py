@@ -28,6 +28,9 @@ aten = torch.ops.aten
 _SOLE_TENSOR_USES = 4
 _SOLE_STORAGE_USES = 2
 
+# A step of a 100-layer model is some ten thousand calls; a loop that does not end is stopped here.
+_MOST_CALLS = 2_000_000
+
 # Operator -> the in-place one that CUDA runs in its place (see Recorder._in_place).
 _WRITTEN_IN_PLACE = {
     aten.add.Tensor: aten.add_.Tensor,
@@ -74,6 +77,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.follower = Follower(self.ledger)
         self.on_backward_end: Callable[[], None] | None = None
+        #: the phase that an exception came out of, where it is known
+        self.failed_phase: Phase | None = None
+        self._calls = 0
         #: code of the function that starts the autograd engine (see patches)
         self.engine_caller: CodeType | None = None
         self._device_type = device_type
@@ -155,6 +161,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = self._info(func)
+        self._calls += 1
+        if self._calls > _MOST_CALLS:
+            raise TraceError(
+                f"{self.follower.where()} is still running after {_MOST_CALLS:,} operators; a loop "
+                "that waits for a value which only real data has does not end here"
+            )
         if self._device_type == "cpu":
             out = func(*args, **kwargs)
             self._record(out, op, True)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim import optimizer as optim
 
 from batchfit.estimator.cuda_rules import AttentionRules, Backend, cuda_rules
 from batchfit.estimator.errors import BatchfitError, TraceError, WorkloadError
 from batchfit.estimator.gpus import GPU
+from batchfit.estimator.steps import refuse_lazy
 from batchfit.estimator.workload import Step, Workload
 
 from .calls import CallContext
@@ -184,6 +184,11 @@ def _run(
     try:
         step = workload.start(device, replica=replica)
         modules = getattr(step, "modules", [])
+        if getattr(step, "compiled", False):
+            recorder.ledger.note(
+                "the model is compiled (torch.compile); its eager step is estimated, which usually "
+                "needs more"
+            )
         for i, module in enumerate(modules):
             recorder.ledger.modules.register(module, "" if i == 0 else type(module).__name__)
             residents.add_module(module)
@@ -197,8 +202,21 @@ def _run(
         return modules[0] if modules else None
     except BatchfitError:
         raise
+    except SystemExit as error:
+        raise WorkloadError(
+            f"the code of the workload called sys.exit({error.code!r}); leave that out of it"
+        ) from error
     except Exception as error:
         raise _explain(error, recorder, workload, batch) from error
+
+
+_ADVICE = {
+    Phase.FORWARD: "Check that the inputs have the shapes and dtypes that the model takes, also at "
+    "this batch size (traced_at= names others)",
+    Phase.BACKWARD: "The step would fail in training, too",
+    Phase.OPTIMIZER: "If the optimizer needs a closure or other gradients, describe the step with "
+    "Workload.from_step",
+}
 
 
 def _explain(error: Exception, recorder: Recorder, workload: Workload, batch: int) -> BatchfitError:
@@ -208,12 +226,10 @@ def _explain(error: Exception, recorder: Recorder, workload: Workload, batch: in
     text = str(error).strip().splitlines()
     first = text[0][:200].rstrip(". ") if text else ""
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    if recorder.ledger.phase is Phase.INIT:
+    phase = recorder.failed_phase or recorder.ledger.phase
+    if phase is Phase.INIT:
         return WorkloadError(f"the model could not be built: {said}")
-    return TraceError(
-        f"the {recorder.ledger.phase} pass at batch {batch} failed{where}: {said}. Check that the "
-        "inputs have the shapes and dtypes that the model takes"
-    )
+    return TraceError(f"the {phase} pass at batch {batch} failed{where}: {said}. {_ADVICE[phase]}")
 
 
 def _replicate(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Parameter]]:
@@ -224,12 +240,8 @@ def _replicate(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Parameter]]:
     """
     memo: dict[int, Any] = {}
     twins: dict[int, nn.Parameter] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        if isinstance(param, UninitializedParameter):
-            raise WorkloadError(
-                f"parameter {name!r} has no shape yet (a lazy module); run one batch through the "
-                "model first, or give its sizes"
-            )
+    refuse_lazy(module)
+    for _, param in module.named_parameters(remove_duplicate=False):
         if id(param) not in memo:
             twin = nn.Parameter(_like(param), requires_grad=param.requires_grad)
             memo[id(param)] = twins[id(param)] = twin

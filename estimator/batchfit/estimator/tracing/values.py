@@ -20,6 +20,10 @@ from .plain import PlainTorch
 _LIMIT_EXACT = 2**22
 _LIMIT_FLOAT = 2**20
 
+# Random floats are drawn for a handful of numbers only (stochastic depth, a seed): a value computed
+# from random weights would decide a branch by chance, and without a word.
+_FEW = 16
+
 aten = torch.ops.aten
 
 #: The value of a result that could not be computed (an in-place operator may well give None).
@@ -99,6 +103,8 @@ class Values:
         """A draw for a small random tensor; the user's generators are not touched."""
         if func not in _RANDOM or out.numel() > _limit(out):
             return None
+        if out.is_floating_point() and out.numel() > _FEW:
+            return None
         kwargs = {k: v for k, v in kwargs.items() if k in ("dtype",)}
         with_generator = getattr(func.overloadpacket, _generator_overload(func), None)
         if with_generator is None:
@@ -110,7 +116,7 @@ class Values:
     def redraw(self, func: Any, args: Any, target: Tensor, key: int) -> bool:
         """An in-place draw (``random_``, ``uniform_``) that fills the whole of a small tensor."""
         whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
-        if func._schema.name not in _RANDOM_IN_PLACE or not whole or target.numel() > 4096:
+        if func._schema.name not in _RANDOM_IN_PLACE or not whole or target.numel() > _FEW:
             return False
         with PlainTorch():
             drawn = torch.empty(target.size(), dtype=target.dtype)

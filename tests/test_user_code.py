@@ -1,0 +1,110 @@
+"""What user code does to a trace, and a trace to user code."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from batchfit.estimator import TraceError, Workload, WorkloadError, estimate
+from batchfit.estimator.tracing import recorder
+
+GPU = "T4"
+
+
+def rows(batch):
+    return torch.empty(batch, 8)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.two.weight = self.one.weight
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        return self.two(self.one(x))
+
+
+def test_a_factory_may_return_a_module_that_exists():
+    model = Tied()
+    weight, seen = model.one.weight, model.seen
+    before = weight.detach().clone()
+    e = estimate(Workload(model=lambda: model, inputs=rows, loss="sum"), gpu=GPU)
+    assert model.one.weight is weight and model.two.weight is weight and model.seen is seen
+    assert torch.equal(weight, before) and weight.grad is None
+    assert e.layers.parameters == 8 * 8 * 4  # tied weights once
+
+
+def test_a_step_may_move_a_module_that_exists():
+    model = nn.Linear(8, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def build(device):
+        moved = model.to(device)
+
+        def step(batch):
+            moved(torch.empty(batch, 8, device=device)).sum().backward()
+            moved.zero_grad()
+
+        return step
+
+    estimate(Workload.from_step(build), gpu=GPU)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def test_sys_exit_is_an_error_and_not_an_answer():
+    with pytest.raises(WorkloadError, match=r"sys\.exit\(0\)"):
+        estimate(Workload(model=lambda: sys.exit(0), inputs=rows), gpu=GPU)
+
+
+def test_a_loop_that_waits_for_data_ends(monkeypatch):
+    class Endless(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            while float(y.detach().norm()) < 100:
+                y = y * 2 + 1
+            return y
+
+    monkeypatch.setattr(recorder, "_MOST_CALLS", 5000)
+    with pytest.raises(TraceError, match=r"still running after 5,000 operators"):
+        estimate(Workload(model=lambda: Endless(8, 8), inputs=rows, loss="sum"), gpu=GPU)
+
+
+def test_code_that_takes_only_some_batch_sizes():
+    class Fours(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.view(x.shape[0] // 4, 4, 8))
+
+    work = Workload(model=lambda: Fours(8, 8), inputs=rows, loss="sum")
+    with pytest.raises(TraceError, match="traced_at"):
+        estimate(work, gpu=GPU)
+    assert estimate(work, gpu=GPU, traced_at=(4, 8)).largest_batch("64MiB", multiple_of=4) > 0
+
+
+@pytest.mark.parametrize("dim", [9, -1, "q"])
+def test_a_batch_dimension_that_is_none(dim):
+    with pytest.raises(WorkloadError, match="batch_dim"):
+        estimate(nn.Linear(8, 8), torch.empty(4, 8), batch_dim=dim, gpu=GPU)
+
+
+def test_a_lazy_module_from_a_factory():
+    with pytest.raises(WorkloadError, match="lazy module"):
+        estimate(Workload(model=lambda: nn.LazyLinear(4), inputs=rows), gpu=GPU)
+
+
+def test_a_compiled_model_is_estimated_in_eager_mode_and_says_so():
+    model = nn.Sequential(nn.Linear(8, 8))
+    eager = estimate(model, torch.empty(4, 8), loss="sum", gpu=GPU)
+    compiled = estimate(torch.compile(model), torch.empty(4, 8), loss="sum", gpu=GPU)
+    assert compiled.peak(8) == eager.peak(8)
+    assert any("torch.compile" in note for note in compiled.notes)
+
+
+def test_an_explicit_budget_is_not_cut_at_the_total_of_the_gpu():
+    e = estimate(nn.Linear(8, 8), torch.empty(4, 8), loss="sum", gpu=GPU)
+    beyond = 40 * 2**30  # of a T4's 15
+    batch = e.largest_batch(budget=beyond, cap=2**30)
+    assert 20 * 2**30 < e.peak(batch) <= beyond
