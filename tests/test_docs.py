@@ -86,7 +86,7 @@ def test_readme_has_two_commands_to_set_up() -> None:
 
 def test_readme_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchvision")
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
     names: dict[str, Any] = {}
     exec(code, names)
     shown = re.search(r"^largest batch +(\d+)", README, re.M)

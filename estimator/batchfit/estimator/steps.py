@@ -194,12 +194,13 @@ def _make_model(
 
 def refuse_lazy(model: nn.Module) -> None:
     """Raise WorkloadError for a module whose parameters have no shape yet."""
-    for name, param in model.named_parameters():
-        if isinstance(param, UninitializedParameter):
-            raise WorkloadError(
-                f"parameter {name!r} has no shape yet (a lazy module); run one batch through the "
-                "model first, or give its sizes"
-            )
+    for path, module in model.named_modules():
+        for name, param in module.named_parameters(path, recurse=False):
+            if isinstance(param, UninitializedParameter):
+                raise WorkloadError(
+                    f"parameter {name!r} of a {type(module).__name__} has no shape yet (a lazy "
+                    "module); run one batch through the model first, or give its sizes"
+                )
 
 
 def _enable_checkpointing(model: nn.Module) -> None:

@@ -25,7 +25,10 @@ from .targets import Target
 SCHEMA = "batchfit.estimate/1"
 
 #: Always there, null where they do not apply (a step function has no settings).
-WORKLOAD_FIELDS = ("name", "form", *WORKLOAD_OPTIONS[:-1], "inputs")
+#: Whether it is inference is said by the form.
+WORKLOAD_FIELDS = (
+    "name", "form", *(name for name in WORKLOAD_OPTIONS if name != "inference"), "inputs",
+)  # fmt: skip
 
 # Batch sizes shown where none is asked for: the smallest, some powers of two, and the answer.
 _POWERS = 3
