@@ -85,7 +85,7 @@ def largest() -> str:
         [
             "## The largest batch",
             "`python benchmarks/max_batch.py tests/data/truth/max_batch.csv`: public reports of "
-            "what ran and what failed. Outside the allocator lies the catalogue's context of it.",
+            "what ran and what failed. What lies outside the allocator is the catalogue's context.",
             f"{right} of {asked} right.",
             table(["row", "GPU", "ran", "failed", "predicted largest", "right"], body),
         ]
@@ -94,7 +94,7 @@ def largest() -> str:
 
 # Model -> what is known of the miss.
 BRACKET_CAUSES = {
-    "sequencer2d_l": "probably not memory: in NCHW it ran the next size, predicted to need the same",
+    "sequencer2d_l": "probably not memory: in NCHW the next size ran, predicted to need as much",
     "dpn107": "NHWC only, in NCHW the larger size ran; grouped convolutions suspected, not proven",
     "cait_m48_448": "not found; within 1 % of the budget",
     "xcit_medium_24_p8_384_dist": "not found; within 1 % of the budget",
