@@ -98,6 +98,8 @@ def test_a_lazy_module_from_a_factory():
         estimate(Workload(model=lambda: nn.LazyLinear(4), inputs=rows), gpu=GPU)
 
 
+# torch 2.13's own compiler warns of torch.jit when it is first imported
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_model_is_estimated_in_eager_mode_and_says_so():
     model = nn.Sequential(nn.Linear(8, 8))
     eager = estimate(model, torch.empty(4, 8), loss="sum", gpu=GPU)
