@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm_job import sufficient
 from torch import nn
 
 from batchfit.estimator import Estimate, Workload, estimate, find_gpu
@@ -176,7 +175,7 @@ def solve(row: dict[str, str]) -> dict[str, Any]:
     off, right = 0, True
     for what, batch, runs in (("need_fitted", fitted, True), ("need_failed", failed, False)):
         if batch:
-            answer[what] = sufficient(result, batch)
+            answer[what] = result.needed(batch)
             if (result.replay(batch, budget).oom is None) is not runs:
                 off, right = answer[what] - budget, False
     answer |= {"off": off, "off_percent": round(100 * off / budget, 2), "right": right}

@@ -18,8 +18,6 @@ from typing import Any
 os.environ["TIMM_FUSED_ATTN"] = "0"  # timm 0.6 had no fused attention
 
 GPU = "RTX 3090"
-RESOLUTION = 2**20
-"""Bytes: how exactly the smallest sufficient budget is found."""
 
 
 def make_model(name: str, size: int) -> Any:
@@ -75,18 +73,6 @@ def build(row: dict[str, Any]) -> Any:
     return start
 
 
-def sufficient(estimate: Any, batch: int) -> int:
-    """Bytes: the smallest budget within which this batch runs, to one `RESOLUTION`."""
-    low, high = estimate.timeline_at(batch).peak(batch) - 1, estimate.reserved(batch)
-    while high - low > RESOLUTION:
-        middle = (low + high) // 2
-        if estimate.replay(batch, middle).oom is None:
-            high = middle
-        else:
-            low = middle
-    return int(high)
-
-
 def solve(row: dict[str, Any]) -> dict[str, Any]:
     """What both batch sizes of a row need."""
     import timm
@@ -102,8 +88,8 @@ def solve(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "timm": timm.__version__,
         "torch": torch.__version__,
-        "need_recorded": sufficient(result, recorded),
-        "need_larger": sufficient(result, larger),
+        "need_recorded": result.needed(recorded),
+        "need_larger": result.needed(larger),
         "peak_recorded": result.peak(recorded),
         "peak_larger": result.peak(larger),
         "affine": result.affine,

@@ -18,6 +18,7 @@ from batchfit.estimator.errors import WorkloadError
 from batchfit.estimator.gpus import GPU
 from batchfit.estimator.units import KIB
 
+from .ledger import Category, Ledger, Phase
 from .workspaces import (
     ReductionRule,
     SizeRule,
@@ -27,8 +28,6 @@ from .workspaces import (
 
 if TYPE_CHECKING:
     from batchfit.estimator.cuda_rules.packed import HostValues
-
-    from .ledger import Ledger
 
 Kernel = Callable[["CallContext", Any, tuple[Any, ...], dict[str, Any]], Any]
 KERNELS: dict[Any, Kernel] = {}
@@ -131,8 +130,6 @@ class CallContext:
 
         The autograd engine runs CUDA nodes on a thread of its own, so training has two.
         """
-        from .ledger import Category, Phase
-
         if not self.workspaces:
             return
         assert self._ledger is not None

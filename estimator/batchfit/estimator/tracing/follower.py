@@ -103,8 +103,7 @@ class Follower:
         target: Tensor = args[0]
         key = target.untyped_storage()._cdata
         if not self.values.known(key):
-            whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
-            if not whole or not self.values.small(target):
+            if not self.values.whole(target) or not self.values.small(target):
                 return False
             self.values.put(target, key, torch.zeros((), dtype=target.dtype))
         return self.values.known(key)
@@ -114,9 +113,13 @@ class Follower:
             if isinstance(tensor, Tensor):
                 self.values.forget(tensor.untyped_storage()._cdata)
 
-    def _compute(self, func: Any, op: Operator, args: Any, kwargs: Any, out: Any) -> None:
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator's result on the known values of its arguments, or UNKNOWN."""
         known = {k: self._shadow(v) for k, v in kwargs.items()}
-        result = self.values.compute(func, tuple(self._shadow(a) for a in args), known)
+        return self.values.compute(func, tuple(self._shadow(a) for a in args), known)
+
+    def _compute(self, func: Any, op: Operator, args: Any, kwargs: Any, out: Any) -> None:
+        result = self._run(func, args, kwargs)
         if result is UNKNOWN:
             for i in op.mutates:
                 self._forget(args[i])
@@ -205,8 +208,7 @@ class Follower:
         """nonzero, unique, masked_select: run on the known values, give back the shape found."""
         result: Any = UNKNOWN
         if all(self.values.known(t.untyped_storage()._cdata) for t in tensors):
-            known = {k: self._shadow(v) for k, v in kwargs.items()}
-            result = self.values.compute(func, tuple(self._shadow(a) for a in args), known)
+            result = self._run(func, args, kwargs)
         if result is UNKNOWN:
             raise DataDependentError(
                 f"{self.where()} calls {op.name}, whose result has a size that only real data can "

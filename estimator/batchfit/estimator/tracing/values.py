@@ -115,8 +115,9 @@ class Values:
 
     def redraw(self, func: Any, args: Any, target: Tensor, key: int) -> bool:
         """An in-place draw (``random_``, ``uniform_``) that fills the whole of a small tensor."""
-        whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
-        if func._schema.name not in _RANDOM_IN_PLACE or not whole or target.numel() > _FEW:
+        if func._schema.name not in _RANDOM_IN_PLACE or target.numel() > _FEW:
+            return False
+        if not self.whole(target):
             return False
         with PlainTorch():
             drawn = torch.empty(target.size(), dtype=target.dtype)
@@ -145,6 +146,11 @@ class Values:
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return UNKNOWN
+
+    @staticmethod
+    def whole(tensor: Tensor) -> bool:
+        """Whether a tensor covers all of its storage."""
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
     @staticmethod
     def small(out: Tensor) -> bool:
