@@ -12,7 +12,7 @@ import torch
 
 from batchfit.estimator import Category, Estimate, Phase, Timeline, Workload, estimate, find_gpu
 from batchfit.estimator.timeline import from_trace
-from batchfit.estimator.tracing import Recorder, Trace, TraceOptions, trace
+from batchfit.estimator.tracing import WORKSPACES, Recorder, Trace, TraceOptions, trace
 from batchfit.estimator.tracing.run import simulated_gpu
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -96,8 +96,11 @@ class Run:
 
 def run(workload: Workload, batch: int = 2, gpu: str = A100, **options: Any) -> Run:
     """Trace a workload at one batch size, without library workspaces unless asked for."""
-    options = {"workspaces": False, **options}
-    return Run(trace(workload, batch, TraceOptions(find_gpu(gpu), **options)))
+    return Run(trace(workload, batch, _options(gpu, **options)))
+
+
+def _options(gpu: str, workspaces: bool = False, **options: Any) -> TraceOptions:
+    return TraceOptions(find_gpu(gpu), workspaces=WORKSPACES if workspaces else (), **options)
 
 
 def run_step(build: Any, batch: int = 2, gpu: str = A100, **options: Any) -> Run:
@@ -120,8 +123,7 @@ def run_code(code: Callable[[], Any], gpu: str = A100, **options: Any) -> Run:
 @contextmanager
 def gpu(name: str = A100, **options: Any) -> Iterator[Recorder]:
     """A simulated GPU to run single operators on."""
-    options = {"workspaces": False, **options}
-    with simulated_gpu(TraceOptions(find_gpu(name), **options)) as (recorder, _):
+    with simulated_gpu(_options(name, **options)) as (recorder, _):
         yield recorder
 
 

@@ -218,7 +218,7 @@ def test_a_branch_on_the_batch_is_traced_each_time():
     made = quick(branching())
     assert not made.affine
     assert any("different paths" in note for note in made.notes)
-    options = TraceOptions(find_gpu(A100), workspaces=False)
+    options = TraceOptions(find_gpu(A100), workspaces=())
     for batch in (2, 3, 10, 11):
         direct = from_trace(trace(branching(), batch, options))
         assert made.timeline_at(batch).peak(batch) == direct.peak(batch)
@@ -240,7 +240,7 @@ def test_the_square_of_the_batch_is_noticed_and_solved():
     answer = made.answer(budget)
     assert not made.affine
     assert any("do not grow in proportion" in note for note in made.notes)
-    options = TraceOptions(find_gpu(A100), workspaces=False)
+    options = TraceOptions(find_gpu(A100), workspaces=())
     for batch, fits in ((answer.batch, True), (answer.batch + 1, False)):
         direct = from_trace(trace(contrastive(), batch, options))
         assert made.timeline_at(batch).peak(batch) == direct.peak(batch)
@@ -253,14 +253,14 @@ def test_the_square_of_the_batch_is_noticed_and_solved():
 def test_a_batch_that_was_asked_for_before_is_corrected():
     made = quick(contrastive())
     made.answer(room(64 * MIB))
-    options = TraceOptions(find_gpu(A100), workspaces=False)
+    options = TraceOptions(find_gpu(A100), workspaces=())
     direct = from_trace(trace(contrastive(), 100, options))
     assert made.timeline_at(100).peak(100) == direct.peak(100)
 
 
 def test_peak_of_a_square_is_right_without_asking_for_an_answer():
     made = quick(contrastive())
-    options = TraceOptions(find_gpu(A100), workspaces=False)
+    options = TraceOptions(find_gpu(A100), workspaces=())
     direct = from_trace(trace(contrastive(), 1000, options))
     assert made.timeline_at(1000).peak(1000) == direct.peak(1000)
 

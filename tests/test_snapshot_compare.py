@@ -131,16 +131,14 @@ def step_snapshot(name: str) -> tuple[Snapshot, dict[str, Any]]:
 
 # Trace -> the least share of the bytes alive at the real peak that the prediction has, and the
 # largest relative error of the predicted peak.
-#  35: 134.7 MB of the peak are one cuDNN workspace (batch 1); without it the peak lies elsewhere.
-#  58: gather's backward takes its out-of-place branch under a dispatch mode (isTensorSubclassLike).
 #  76: torch 2.5 allocates 1 MiB for cublasLt in each biased addmm; 2.7 and later do not.
 MATCHED = {
     "trace-023": (1.0, 0.0),
-    "trace-035": (0.73, 0.26),
-    "trace-044": (1.0, 0.03),
-    "trace-058": (0.97, 0.01),
-    "trace-062": (1.0, 0.005),
-    "trace-063": (1.0, 0.005),
+    "trace-035": (1.0, 0.0),
+    "trace-044": (1.0, 0.0041),
+    "trace-058": (1.0, 0.0013),
+    "trace-062": (1.0, 0.0003),
+    "trace-063": (1.0, 0.0006),
     "trace-068": (1.0, 0.0),
     "trace-076": (0.9997, 0.0003),
 }

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from batchfit.estimator import Category, Workload, estimate
+from batchfit.estimator import Category, Workload, WorkloadError, estimate
 from batchfit.estimator.tracing.calls import cublas_workspace_bytes
+from batchfit.estimator.tracing.conv_workspaces import ConvWorkspaces, conv_workspaces
+from batchfit.estimator.tracing.kernels_index import EmbeddingGradientRule, RadixSortRule
 from batchfit.estimator.tracing.workspaces import ReductionRule
 
 RTX_3090 = {"sm_count": 82, "threads_per_sm": 1536}
@@ -63,3 +65,219 @@ def test_training_has_a_cublas_workspace_per_thread():
 
 def test_inference_has_one():
     assert 8_519_680 <= workspace("A100 80GB", inference=True) < 2 * 8_519_680
+
+
+# -- cuDNN convolutions ----------------------------------------------------------------------------
+
+
+def conv(channels, out, size, kernel=1, step=1, dtype=torch.float32, capability=(8, 0), **changes):
+    x = torch.empty(1, channels, size, size, dtype=dtype, device="meta")
+    weight = torch.empty(out, channels, kernel, kernel, dtype=dtype, device="meta")
+    padding = kernel // 2
+    after = (size + 2 * padding - kernel) // step + 1
+    given = {"stride": [step] * 2, "padding": [padding] * 2, "plain": True, **changes}
+    return conv_workspaces(x, weight, (1, out, after, after), capability=capability, **given)
+
+
+@pytest.mark.parametrize(
+    ("job", "sizes"),
+    [
+        # Sizes of trace-035, which are those of ResNet-50's layers at batch 1.
+        ((64, 256, 56), (134217728, 134217728, 134217728 + 65536)),  # layer1, conv3
+        ((512, 256, 28), (134217728, 134217728, 134742016)),  # layer3.0.conv1
+        ((1024, 256, 14), (134217728, 134217728, 135266304)),
+        ((512, 1024, 14), (134217728, 134217728, 136314880)),
+        ((64, 64, 56, 3), (950288, 1753104, 1753104)),
+        ((128, 128, 56, 3, 2), (2195472, 2596880, 2596880)),
+        ((128, 128, 28, 3), (991248, 1392656, 1392656)),
+        ((3, 64, 224, 7, 2), (3851024, 3851024, 3851024)),
+        ((256, 512, 56, 1, 2), (5341200, 5341200, 5341200)),
+    ],
+)
+def test_convolutions_of_a_recorded_resnet_50(job, sizes):
+    found = conv(*job)
+    assert (found.forward, found.input_gradient, found.weight_gradient) == sizes
+
+
+def test_without_tensor_cores_only_the_backward_pass_of_1x1_takes_a_workspace():
+    found = conv(64, 256, 56, capability=(7, 5))
+    assert (found.forward, found.input_gradient, found.weight_gradient) == (0, 2**27, 2**27)
+    assert conv(64, 64, 56, 3, capability=(7, 5)) == ConvWorkspaces()
+
+
+def test_half_precision_has_tensor_cores_on_a_t4():
+    found = conv(64, 64, 56, 3, dtype=torch.float16, capability=(7, 5))
+    assert found.forward == 2 * (64 * 56 * 56 + 64 * 64 * 9) + 16
+    assert conv(64, 64, 56, 3, dtype=torch.bfloat16, capability=(7, 5)) == ConvWorkspaces()
+
+
+def test_tf32_switched_off_is_as_without_tensor_cores(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert conv(64, 64, 56, 3) == ConvWorkspaces()
+
+
+def test_unknown_convolutions_count_nothing():
+    assert conv(64, 64, 56, 3, plain=False) == ConvWorkspaces()
+    assert conv(64, 64, 56, 3, dtype=torch.float64) == ConvWorkspaces()
+
+
+def convolutional(**options):
+    layers = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 1), torch.nn.Conv2d(64, 64, 3, padding=1))
+    job = Workload(model=layers, inputs=torch.empty(1, 64, 32, 32), loss="sum")
+    return estimate(job, gpu="A100 80GB", **options)
+
+
+def test_peak_range_is_with_and_without_workspaces():
+    made = convolutional()
+    low, high = made.peak_range(4)
+    without = convolutional(workspaces=("cublas", "kernels"))
+    assert high == made.peak(4)
+    assert low == without.peak(4) == without.peak_range(4)[1]
+    assert high - low >= 120 * 2**20
+
+
+def test_cudnn_does_without_its_workspace_where_memory_is_short():
+    made, without = convolutional(), convolutional(workspaces=("cublas", "kernels"))
+    room = 600 * 2**20
+    found = made.answer(budget=room)
+    # Where a workspace did fit, it leaves a gap that one without would not have made.
+    assert 0.95 * without.answer(budget=room).batch < found.batch
+    assert 0 < found.with_workspaces < found.batch
+    assert found.peak <= room
+    assert made.replay(found.batch, room).skipped > 0
+    assert made.fits_with_workspaces(found.with_workspaces, room)
+    assert not made.fits_with_workspaces(found.with_workspaces + 1, room)
+
+
+def test_a_workspace_kind_that_does_not_exist():
+    with pytest.raises(WorkloadError, match="cublas, kernels, convolutions"):
+        convolutional(workspaces=("cudnn",))
+    with pytest.raises(WorkloadError, match="found 'cublas'"):
+        convolutional(workspaces="cublas")
+
+
+# -- lookups ---------------------------------------------------------------------------------------
+
+
+def test_embedding_gradient_sorts_above_3072_indices():
+    sizes = {
+        what: EmbeddingGradientRule(50_000, 8, what) for what in ("indices", "segments", "partials")
+    }
+    assert [rule((3072,)) for rule in sizes.values()] == [0, 0, 0]
+    # 4096 indices into 50,000 rows: at most 4096 segments, 409 + 4096 parts.
+    assert sizes["indices"]((8, 512)) == 2 * 4096 * 8
+    assert sizes["segments"]((8, 512)) == 3 * 4096 * 8
+    assert sizes["partials"]((8, 512)) == (409 + 4096) * 8
+    # Into 100 rows: 100 segments.
+    assert EmbeddingGradientRule(100, 4 * 64, "partials")((4096,)) == (409 + 100) * 256
+
+
+def test_embedding_gradient_in_a_step():
+    job = Workload(
+        model=torch.nn.Embedding(1000, 64), inputs=torch.zeros(1, 1024, dtype=torch.long),
+        loss="sum", optimizer="sgd",
+    )  # fmt: skip
+    made = estimate(job, gpu="A100 80GB", workspaces=("kernels",))
+    timeline = made.timeline_at(8)
+    sizes = timeline.sizes(8)
+    found = sorted(
+        int(sizes[i]) for i, op in enumerate(timeline.operators)
+        if op == "aten::embedding_dense_backward" and timeline.categories[i] is Category.WORKSPACE
+    )  # fmt: skip
+    partials = 819 + 1000
+    each = [2 * 8192 * 8, 3 * 1000 * 8, partials * 8, partials * 64 * 4]
+    assert found == sorted(each * 2)  # of two steps
+
+
+@pytest.mark.parametrize(("pairs", "passes", "size"), [(2048, 2, 1), (4096, 2, 72191), (0, 2, 0)])
+def test_radix_sort(pairs, passes, size):
+    assert RadixSortRule(passes)((pairs,)) == size
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def attention_backward(dtype, gpu, heads=4, kv=4, length=100, width=64, **options):
+    def build(device):
+        q, k, v = (
+            torch.randn(2, h, length, width, device=device, dtype=dtype, requires_grad=True)
+            for h in (heads, kv, kv)
+        )
+
+        def step(batch):
+            mask = torch.zeros(length, length, device=device, dtype=dtype) if options else None
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, enable_gqa=kv != heads
+            ).sum().backward()
+
+        return step
+
+    made = estimate(Workload.from_step(build), gpu=gpu, workspaces=("kernels",))
+    timeline = made.timeline_at(1)
+    sizes = timeline.sizes(1)
+    return {
+        int(sizes[i]) for i, op in enumerate(timeline.operators)
+        if op.endswith("attention_backward") and sizes[i]
+    }  # fmt: skip
+
+
+def test_flash_attention_sums_the_gradient_of_q_in_fp32():
+    sizes = attention_backward(torch.bfloat16, "A100 80GB")
+    rows = 128  # 100 rounded up
+    assert 4 * 2 * 4 * rows in sizes  # softmax_d
+    assert 4 * 2 * 4 * rows * 64 in sizes  # dq_accum
+
+
+def test_flash_attention_expands_the_gradients_of_grouped_keys():
+    one, grouped = (attention_backward(torch.bfloat16, "A100 80GB", kv=kv) for kv in (4, 2))
+    assert 2 * 2 * 4 * 100 * 64 in grouped - {2 * 2 * 2 * 100 * 64}
+    assert one
+
+
+def test_efficient_attention_in_fp32_multiplies_output_and_gradient():
+    sizes = attention_backward(torch.float32, "A100 80GB")
+    assert 4 * 2 * 4 * 100 * 64 in sizes  # the product, of the output's size
+    assert 2 * 4 * 2 * (64 * 64 * 4 + 16) in sizes  # two blocks of 64 queries per head
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def test_rms_norm_is_one_kernel_that_saves_a_number_per_row():
+    job = Workload(
+        model=torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.RMSNorm(64)),
+        inputs=torch.empty(1, 128, 64), loss="sum",
+    )  # fmt: skip
+    made = estimate(job, gpu="A100 80GB", workspaces=False)
+    timeline = made.timeline_at(4)
+    sizes = timeline.sizes(4)
+    of_norm = [
+        int(sizes[i]) for i, op in enumerate(timeline.operators) if op == "aten::_fused_rms_norm"
+    ]
+    assert of_norm == [4 * 128 * 64 * 4, 4 * 128 * 4] * 2
+    assert "aten::rsqrt" not in timeline.operators
+
+
+def test_rms_norm_gives_torch_s_gradients():
+    # The same formula on real data: the simulated kernel may not change what autograd is told.
+    norm, x = torch.nn.RMSNorm(8, eps=1e-6), torch.randn(3, 8, requires_grad=True)
+    made = estimate(Workload(model=norm, inputs=torch.empty(1, 8), loss="sum"), gpu="T4")
+    assert made.peak(1) > 0
+    norm(x).sum().backward()
+    assert x.grad is not None and norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_softmax_and_layer_norm_copy_what_is_not_contiguous(transposed):
+    def build(device):
+        x = torch.randn(64, 64, device=device)
+
+        def step(batch):
+            y = x.t() if transposed else x
+            torch.softmax(y, -1), torch.nn.functional.layer_norm(y, (64,))
+
+        return step
+
+    made = estimate(Workload.from_step(build), gpu="T4", workspaces=False)
+    copies = made.timeline_at(1).operators.count("aten::contiguous")
+    assert copies == (4 if transposed else 0)  # two steps

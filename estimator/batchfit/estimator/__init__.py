@@ -29,11 +29,12 @@ from .layers import LayerSums
 from .predict import estimate
 from .solve import Outcome
 from .timeline import Moment, Timeline
-from .tracing import Category, Phase
+from .tracing import WORKSPACES, Category, Phase
 from .workload import Workload
 
 __all__ = [
     "GPU",
+    "WORKSPACES",
     "BatchAnswer",
     "BatchfitError",
     "Budget",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .budget import Budget
 from .errors import WorkloadError
-from .solve import Outcome, candidates, check_batch, following, largest_safe
+from .solve import Outcome, candidates, check_batch, following, largest, largest_safe
 from .tracing import Category
 from .units import format_bytes
 
@@ -30,6 +30,8 @@ class BatchAnswer:
         reserved: reserved bytes there, had the allocator no limit.
         short_by: bytes missing at the smallest batch; 0 where something fits.
         largest_category: what takes the most at the peak.
+        with_workspaces: the largest batch at which cuDNN gets every workspace it would like;
+            between it and ``batch`` convolutions run with smaller ones, and perhaps slower.
         confirmed: a trace at the answer itself agrees with the timeline.
     """
 
@@ -40,6 +42,7 @@ class BatchAnswer:
     reserved: int
     short_by: int
     largest_category: Category
+    with_workspaces: int
     confirmed: bool
 
     def __str__(self) -> str:
@@ -89,12 +92,17 @@ def solve_batch(
         outcome = Outcome.UNLIMITED if unlimited else Outcome.CAPPED
     at = batch or candidate(1)
     peak = estimate.peak(at)
+    comfortable = batch
+    if batch and estimate.timeline_at(batch).optional and not unlimited:
+        peak = estimate.replay(at, room.bytes).peak_allocated
+        comfortable = largest(lambda b: estimate.fits_with_workspaces(b, room), candidate, batch)
     parts = estimate.breakdown(at)
     sure = bool(batch) and not unlimited
     return BatchAnswer(
         batch=batch, outcome=outcome, budget=room, peak=peak, reserved=estimate.reserved(at),
         short_by=0 if batch else max(estimate.needed(at) - room.bytes, 0),
-        largest_category=max(parts, key=lambda c: parts[c]), confirmed=sure,
+        largest_category=max(parts, key=lambda c: parts[c]), with_workspaces=comfortable,
+        confirmed=sure,
     )  # fmt: skip
 
 

@@ -83,8 +83,10 @@ class Estimate:
         """Run the timeline through the allocator's twin, without a limit or within a budget."""
         timeline = self.timeline_at(batch)
         if budget is not None:
-            sizes = timeline.sizes(batch)
-            return replay(timeline.events, sizes, settings=self.allocator, budget=budget)
+            return replay(
+                timeline.events, timeline.sizes(batch), settings=self.allocator, budget=budget,
+                optional=timeline.optional,
+            )  # fmt: skip
         if batch not in self._replays:
             sizes = timeline.sizes(batch)
             self._replays[batch] = replay(timeline.events, sizes, settings=self.allocator)
@@ -94,13 +96,26 @@ class Estimate:
         """Bytes that ``torch.cuda.max_memory_allocated`` would report."""
         return self.replay(batch).peak_allocated
 
+    def peak_range(self, batch: int) -> tuple[int, int]:
+        """The least and the most that :meth:`peak` may be, as far as workspaces decide.
+
+        The most is :meth:`peak`: each convolution takes the workspace that cuDNN asks for first.
+        The least is without them: cuDNN may choose otherwise on this GPU, and does where memory is
+        short. Equal where the job has no such convolution.
+        """
+        timeline = self.timeline_at(batch)
+        if not timeline.optional:
+            return self.peak(batch), self.peak(batch)
+        least = replay(timeline.events, timeline.least(batch), settings=self.allocator)
+        return least.peak_allocated, self.peak(batch)
+
     def reserved(self, batch: int) -> int:
         """Bytes that ``torch.cuda.max_memory_reserved`` would report, with memory to spare."""
         return self.replay(batch).peak_reserved
 
-    def peak_moment(self, batch: int) -> Moment:
+    def peak_moment(self, batch: int, budget: int | None = None) -> Moment:
         """When the peak is reached: phase, step, operator and module."""
-        run = self.replay(batch)
+        run = self.replay(batch, budget)
         return self.timeline_at(batch).moment(run.peak_allocated_event, run.peak_allocated)
 
     def phase_peaks(self, batch: int) -> dict[Phase, int]:
@@ -108,10 +123,17 @@ class Estimate:
         timeline = self.timeline_at(batch)
         return timeline.phase_peaks(timeline.live_blocks(self.replay(batch).block_sizes))
 
-    def breakdown(self, batch: int) -> dict[Category, int]:
-        """Bytes by category at the peak; they add up to :meth:`peak`."""
+    def breakdown(self, batch: int, budget: int | None = None) -> dict[Category, int]:
+        """Bytes by category at the peak; they add up to :meth:`peak`.
+
+        Args:
+            batch: the batch size.
+            budget: the peak within so many bytes, where cuDNN's workspaces may be smaller.
+        """
         timeline = self.timeline_at(batch)
-        return self._sum_at_peak(batch, lambda i: timeline.categories[i])
+        return self._sum_at_peak(
+            batch, lambda i: timeline.categories[i], self.replay(batch, budget)
+        )
 
     def by_module(self, batch: int, depth: int | None = None) -> dict[str, int]:
         """Bytes by module path at the peak, largest first; they add up to :meth:`peak`.
@@ -126,12 +148,11 @@ class Estimate:
             path = timeline.modules[i]
             return path if depth is None else ".".join(path.split(".")[:depth])
 
-        sums = self._sum_at_peak(batch, owner)
+        sums = self._sum_at_peak(batch, owner, self.replay(batch))
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def _sum_at_peak(self, batch: int, key: Callable[[int], Any]) -> dict[Any, int]:
+    def _sum_at_peak(self, batch: int, key: Callable[[int], Any], run: Replay) -> dict[Any, int]:
         """Add up the blocks that are live at the peak; an unsplit rest counts for its storage."""
-        run = self.replay(batch)
         sums: dict[Any, int] = {}
         for storage in self.timeline_at(batch).alive_at(run.peak_allocated_event):
             if run.block_sizes[storage]:
@@ -186,12 +207,20 @@ class Estimate:
     def fits(
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> bool:
-        """Whether a batch fits on the GPU, or in a budget."""
+        """Whether a batch fits on the GPU, or in a budget.
+
+        cuDNN's workspaces shrink where they must (:meth:`fits_with_workspaces`).
+        """
         check_batch(batch)
         size = self._room(budget, margin)
         if self.timeline_at(batch).peak(batch) > size:
             return False  # more bytes alive than there are: no need to ask the allocator
         return self.replay(batch, size).oom is None
+
+    def fits_with_workspaces(self, batch: int, budget: int | str | Budget | None = None) -> bool:
+        """Whether a batch fits together with every workspace that cuDNN would like to have."""
+        run = self.replay(check_batch(batch), self._room(budget, None))
+        return run.oom is None and not run.skipped
 
     def _room(self, budget: int | str | Budget | None, margin: int | str | None) -> int:
         """Bytes that the allocator may reserve: the budget, and its own fraction of the GPU."""
@@ -206,7 +235,7 @@ class Estimate:
         slopes = timeline.per_sample if self.affine else timeline.fixed // self._first
         fixed = timeline.fixed if self.affine else 0
         room = _MAX_ELEMENTS * self._itemsizes - fixed
-        growing = slopes > 0
+        growing = (slopes > 0) & (self._itemsizes > 0)
         if not growing.any():
             return _MAX_ELEMENTS
         return max(1, int((room[growing] // slopes[growing]).min()))

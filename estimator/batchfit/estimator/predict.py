@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -15,7 +15,7 @@ from .estimate import Estimate
 from .gpus import GPU, find_gpu
 from .solve import check_batch
 from .timeline import deviations, merge
-from .tracing import TraceOptions, trace
+from .tracing import WORKSPACES, TraceOptions, trace
 from .workload import Workload
 
 #: Which GPU's kernels are assumed where none is named: the most common data-centre card.
@@ -28,7 +28,7 @@ def estimate(
     *,
     gpu: str | GPU | None = None,
     attention: Backend | None = None,
-    workspaces: bool = True,
+    workspaces: bool | Collection[str] = True,
     allocator: str | AllocatorSettings | None = None,
     traced_at: tuple[int, int] = TRACED_BATCHES,
     progress: Callable[[str], None] | None = None,
@@ -41,7 +41,8 @@ def estimate(
         example_inputs: with a module: one batch, batch dimension 0 (see ``Workload.inputs``).
         gpu: decides kernels, workspaces and the budget; None takes an A100 80GB.
         attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
-        workspaces: count what libraries allocate for themselves (cuBLAS since torch 2.0).
+        workspaces: count what no operator shows: all kinds of it, none, or some of
+            :data:`WORKSPACES` ("cublas", "kernels", "convolutions").
         allocator: settings in the syntax of PYTORCH_ALLOC_CONF; None takes the environment's.
         traced_at: the two batch sizes that are traced; others than 2 and 3 for code that takes only
             some sizes.
@@ -67,7 +68,9 @@ def estimate(
         allocator = AllocatorSettings.from_environment()
     elif isinstance(allocator, str):
         allocator = AllocatorSettings.parse(allocator)
-    chosen = TraceOptions(find_gpu(DEFAULT_GPU if gpu is None else gpu), attention, workspaces)
+    chosen = TraceOptions(
+        find_gpu(DEFAULT_GPU if gpu is None else gpu), attention, _kinds(workspaces)
+    )
     traces = []
     if len(traced_at) != 2 or check_batch(traced_at[0]) == check_batch(traced_at[1]):
         raise WorkloadError(f"traced_at must be two different batch sizes, found {traced_at!r}")
@@ -86,6 +89,17 @@ def estimate(
             "or its sizes do not grow in proportion; each batch size was traced by itself"
         )
     return Estimate(workload, chosen, timeline, traces, notes, allocator)
+
+
+def _kinds(workspaces: bool | Collection[str]) -> tuple[str, ...]:
+    if isinstance(workspaces, bool):
+        return WORKSPACES if workspaces else ()
+    if isinstance(workspaces, str) or not set(workspaces) <= set(WORKSPACES):
+        raise WorkloadError(
+            f"workspaces must be True, False or some of {', '.join(WORKSPACES)}; "
+            f"found {workspaces!r}"
+        )
+    return tuple(kind for kind in WORKSPACES if kind in workspaces)
 
 
 def _as_workload(workload: Any, example_inputs: Any, options: dict[str, Any]) -> Workload:

@@ -45,6 +45,7 @@ class Timeline:
         marks: (position, phase, step) at which each phase begins.
         rules: storages whose size a formula gives, as (storages, rule, fixed and per-sample part of
             the numbers that it is asked with); equal layers share an entry.
+        optional: storages that cuDNN does without where memory is short.
     """
 
     events: Ints
@@ -56,12 +57,19 @@ class Timeline:
     categories: list[Category]
     marks: list[tuple[int, Phase, int]]
     rules: Rules = ()
+    optional: frozenset[int] = frozenset()
 
     def sizes(self, batch: int) -> Ints:
         """Requested bytes of every storage at this batch size."""
         sizes = self.fixed + self.per_sample * batch
         for storages, rule, fixed, slopes in self.rules:
             sizes[storages] = rule([a + b * batch for a, b in zip(fixed, slopes, strict=True)])
+        return sizes
+
+    def least(self, batch: int) -> Ints:
+        """:meth:`sizes` without what is optional."""
+        sizes = self.sizes(batch)
+        sizes[list(self.optional)] = 0
         return sizes
 
     def suspect(self) -> bool:
@@ -87,8 +95,8 @@ class Timeline:
         return np.cumsum(self.deltas(blocks)[0])
 
     def live(self, batch: int) -> Ints:
-        """Bytes alive after each event, every storage rounded up to 512 and nothing more."""
-        return self.live_blocks(-(-self.sizes(batch) // BLOCK) * BLOCK)
+        """Bytes alive after each event, rounded up to 512 and nothing more; nothing optional."""
+        return self.live_blocks(-(-self.least(batch) // BLOCK) * BLOCK)
 
     def peak(self, batch: int) -> int:
         """The largest value of :meth:`live`: a lower bound of what the allocator hands out."""
@@ -145,6 +153,7 @@ def same_order(one: Trace, other: Trace) -> bool:
         a.operators == b.operators
         and a.phases == b.phases
         and _canonical(a.events) == _canonical(b.events)
+        and a.optional == b.optional
     )
 
 
@@ -237,6 +246,7 @@ def _timeline(trace: Trace, fixed: Ints, per_sample: Ints, rules: Rules = ()) ->
         categories=_categories(trace, events),
         marks=log.marks,
         rules=rules,
+        optional=frozenset(log.optional),
     )
 
 

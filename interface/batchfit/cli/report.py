@@ -43,6 +43,8 @@ class Row:
     """What one batch size needs on one GPU.
 
     Attributes:
+        peak: with memory to spare; if it fits only with smaller cuDNN workspaces, with those.
+        least: the peak if cuDNN took no workspace for convolutions.
         reserved: with memory to spare.
         reserved_here: within the budget if it fits, else as `reserved`.
         out_of_memory: what PyTorch would say where it runs out; None if it fits.
@@ -51,6 +53,7 @@ class Row:
     batch: int
     gpu: str
     peak: int
+    least: int
     reserved: int
     breakdown: dict[Category, int]
     moment: Moment
@@ -149,9 +152,12 @@ def _column(gpu: GPU, found: Estimate, budget: Budget, plan: Plan) -> Column:
     answer = found.answer(budget, plan.power_of_two, plan.multiple_of, plan.max_batch)
     rows = []
     for batch in plan.batches or _shown(answer, plan.smallest, found.affine):
+        run = found.replay(batch, budget.bytes)
+        room = budget.bytes if run.oom is None and run.skipped else None
         row = Row(
-            batch=batch, gpu=gpu.name, peak=found.peak(batch), reserved=found.reserved(batch),
-            breakdown=found.breakdown(batch), moment=found.peak_moment(batch),
+            batch=batch, gpu=gpu.name, peak=found.replay(batch, room).peak_allocated,
+            least=found.peak_range(batch)[0], reserved=found.reserved(batch),
+            breakdown=found.breakdown(batch, room), moment=found.peak_moment(batch, room),
             fits=found.fits(batch, budget), reserved_here=_reserved(found, batch, budget),
             out_of_memory=found.out_of_memory(batch, budget),
         )  # fmt: skip
@@ -235,6 +241,7 @@ def _row_json(row: Row, asked: bool) -> dict[str, Any]:
         "batch": row.batch,
         "gpu": row.gpu,
         "peak_allocated_bytes": row.peak,
+        "peak_without_workspaces_bytes": row.least,
         "peak_reserved_bytes": row.reserved,
         "breakdown": {c.value.replace(" ", "_"): row.breakdown.get(c, 0) for c in Category},
         "peak_moment": {
@@ -258,6 +265,7 @@ def _column_json(column: Column, asked: bool) -> dict[str, Any]:
         "margin_bytes": column.budget.margin,
         "budget_bytes": column.budget.bytes,
         "largest_batch": answer.batch,
+        "largest_batch_with_workspaces": answer.with_workspaces,
         "outcome": answer.outcome.name.lower(),
         "peak_allocated_bytes": answer.peak,
         "peak_reserved_bytes": answer.reserved,

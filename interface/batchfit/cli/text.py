@@ -69,6 +69,8 @@ def _one_gpu(report: Report) -> list[RenderableType]:
     column = report.columns[0]
     answer = Text(_answer(column, report.plan.smallest), style=_colour(column.answer.batch > 0))
     rows: list[tuple[str, str | Text]] = [("largest batch", answer)]
+    if column.answer.with_workspaces < column.answer.batch:
+        rows.append(("full speed", _full_speed(column.answer.with_workspaces)))
     if report.plan.batches and report.plan.asked:
         for row in column.rows:
             verdict = Text(_verdict(row, column.budget), style=_colour(row.fits))
@@ -79,6 +81,13 @@ def _one_gpu(report: Report) -> list[RenderableType]:
     last = column.rows[-1]
     below = [(f"peak at {last.batch}", _moment(last)), *_remarks(report, last)]
     return [facts(rows), "", *_breakdowns(column), "", facts(below)]
+
+
+def _full_speed(batch: int) -> str:
+    return (
+        f"{batch if batch else 'none'}: up to there cuDNN gets the workspaces it asks for; above, "
+        "convolutions make do with less, and may be slower"
+    )
 
 
 def _colour(good: bool) -> str:
@@ -161,6 +170,14 @@ def _breakdowns(column: Column) -> list[RenderableType]:
 
 def _remarks(report: Report, row: Row) -> list[tuple[str, str]]:
     rows = []
+    if row.least < row.peak:
+        rows.append(
+            (
+                "cuDNN",
+                f"{plain_bytes(row.peak)} at {row.batch} counts the workspaces that cuDNN asks for "
+                f"first; where it takes none it is {plain_bytes(row.least)}",
+            )
+        )
     if report.sums is not None:
         total = plain_bytes(report.sums.torchinfo_total(row.batch))
         rows.append(
@@ -211,6 +228,8 @@ def _gpu_table(columns: list[Column], plan: Plan) -> Table:
         table.row("memory", *(plain_bytes(c.budget.total) for c in columns))
     table.row("budget", *(plain_bytes(c.budget.bytes) for c in columns))
     table.row("largest batch", *(_short_answer(c) for c in columns), style="bold")
+    if any(c.answer.with_workspaces < c.answer.batch for c in columns):
+        table.row("  at full speed", *(str(c.answer.with_workspaces) for c in columns))
     table.row("  allocates", *(plain_bytes(c.answer.peak) for c in columns))
     table.row("  reserves", *(plain_bytes(c.reserved) for c in columns))
     if plan.batches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 
@@ -34,6 +34,7 @@ class Replay:
         block_sizes: bytes of the block that each storage got (0: none): the requested size rounded
             up, plus a rest too small to split off.
         retries: how often unused memory was given back to serve a request.
+        skipped: how many optional storages did not fit.
         oom: the request that could not be served, if there was one.
     """
 
@@ -46,6 +47,7 @@ class Replay:
     end_reserved: int
     block_sizes: list[int] = field(repr=False)
     retries: int
+    skipped: int
     oom: OomReport | None
     _allocator: CachingAllocator = field(repr=False, compare=False)
 
@@ -66,6 +68,7 @@ def replay(
     settings: AllocatorSettings | None = None,
     budget: int | None = None,
     until: int | None = None,
+    optional: Collection[int] = (),
 ) -> Replay:
     """Run a timeline of storages through the allocator.
 
@@ -76,6 +79,8 @@ def replay(
         budget: bytes the allocator may reserve; None: no limit. A request that does not fit ends
             the replay and is reported in `Replay.oom`; nothing is raised.
         until: replay only this many events, to see the table of blocks at that moment.
+        optional: storages that are left out where they do not fit, after all unused memory was
+            given back, as cuDNN's plans are tried in turn (cudnn/Conv_v8.cpp, try_plans).
 
     Raises:
         TraceError: a storage is born twice or dies without living, or a size is negative.
@@ -93,6 +98,7 @@ def replay(
     peak_allocated = peak_reserved = 0
     peak_allocated_event = peak_reserved_event = -1
     oom = None
+    skipped: set[int] = set()
     index = event = 0
     try:
         for index, event in enumerate(order):  # both are read after an OOM
@@ -101,12 +107,18 @@ def replay(
                 if block is not None:
                     blocks[~event] = None
                     free(block)
-                elif lengths[~event]:
+                elif lengths[~event] and ~event not in skipped:
                     raise TraceError(f"event {index}: storage {~event} dies but is not alive")
             elif lengths[event]:
                 if blocks[event] is not None:
                     raise TraceError(f"event {index}: storage {event} is born twice")
-                blocks[event] = block = malloc(lengths[event])
+                try:
+                    blocks[event] = block = malloc(lengths[event])
+                except AllocatorOutOfMemory:
+                    if event not in optional:
+                        raise
+                    skipped.add(event)
+                    continue
                 block.storage = event
                 taken[event] = block.size
                 if allocator.peak_allocated > peak_allocated:
@@ -126,6 +138,7 @@ def replay(
         end_reserved=device.reserved,
         block_sizes=taken,
         retries=allocator.retries,
+        skipped=len(skipped),
         oom=oom,
         _allocator=allocator,
     )

@@ -75,6 +75,37 @@ def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     return aten.log_softmax.int(x, dim, dtype)  # type: ignore[no-any-return]
 
 
+class _RMSNorm(torch.autograd.Function):
+    """The autograd formula of ``_fused_rms_norm`` (derivatives.yaml), which has none on meta."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+    ) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rstd = aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.shape = shape
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]]
+        grads = aten._fused_rms_norm_backward(grad, x, ctx.shape, rstd, weight, wanted)
+        return grads[0], None, grads[1], None
+
+
+def rms_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """layer_norm.cpp, rms_norm: one kernel, which saves one number per row; elsewhere composite."""
+    last = torch._prims_common.suggest_memory_format(x) is not torch.contiguous_format
+    if last or (weight is not None and weight.dtype is not x.dtype):
+        return aten.rms_norm(x, shape, weight, eps)  # type: ignore[no-any-return]
+    return _RMSNorm.apply(x, list(shape), weight, eps)  # type: ignore[no-any-return]
+
+
 class Recurrent:
     """``lstm``, ``gru`` and ``rnn_*`` through cuDNN (cudnn/RNN.cpp, RNN.cpp)."""
 

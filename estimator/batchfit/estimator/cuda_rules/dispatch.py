@@ -94,6 +94,20 @@ def _softmax(autocast: Autocast, function: Callable[..., Tensor]) -> Callable[..
     return kernel
 
 
+def _rms_norm(autocast: Autocast) -> Callable[..., Tensor]:
+    """Autocast runs it in fp32 (autocast_mode.h, AT_FORALL_FP32)."""
+
+    def kernel(
+        x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        if autocast.enabled():
+            x = autocast.cast(x, torch.float32)
+            weight = autocast.cast(weight, torch.float32)
+        return composites.rms_norm(x, shape, weight, eps)
+
+    return kernel
+
+
 def _finite_checks() -> dict[str, Callable[..., Any]]:
     """isnan, isinf, isfinite: a training run whose values stay finite is what is estimated."""
 
@@ -132,6 +146,7 @@ def _table() -> dict[str, Callable[..., Any]]:
     table["binary_cross_entropy"] = _refuse_bce
     table["scaled_dot_product_attention"] = _sdpa(_AUTOCAST)
     table["softmax.int"] = _softmax(_AUTOCAST, composites.softmax)
+    table["rms_norm"] = _rms_norm(_AUTOCAST)
     table["log_softmax.int"] = _softmax(_AUTOCAST, composites.log_softmax)
     return {name: _without_key(kernel) for name, kernel in table.items()}
 

@@ -3,5 +3,16 @@
 from .ledger import Category, Log, Phase
 from .recorder import Recorder
 from .run import Trace, TraceOptions, record_cpu, trace
+from .workspaces import WORKSPACES
 
-__all__ = ["Category", "Log", "Phase", "Recorder", "Trace", "TraceOptions", "record_cpu", "trace"]
+__all__ = [
+    "WORKSPACES",
+    "Category",
+    "Log",
+    "Phase",
+    "Recorder",
+    "Trace",
+    "TraceOptions",
+    "record_cpu",
+    "trace",
+]

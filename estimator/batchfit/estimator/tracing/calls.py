@@ -8,7 +8,7 @@ buffers that live only while it runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from batchfit.estimator.units import KIB
 
 from .ledger import Category, Ledger, Phase
 from .workspaces import (
+    WORKSPACES,
     ReductionRule,
     SizeRule,
     reduced_dimensions,
@@ -81,12 +82,12 @@ class CallContext:
 
     Args:
         gpu: decides what kernels allocate.
-        workspaces: record what libraries allocate for themselves.
+        workspaces: which of WORKSPACES are recorded.
     """
 
-    def __init__(self, gpu: GPU, *, workspaces: bool = True) -> None:
+    def __init__(self, gpu: GPU, *, workspaces: Collection[str] = WORKSPACES) -> None:
         self.gpu = gpu
-        self.workspaces = workspaces
+        self.workspaces = frozenset(workspaces)
         self._ledger: Ledger | None = None
         self._cublas_threads: set[bool] = set()
         self._pending: list[int] = []
@@ -103,9 +104,31 @@ class CallContext:
         assert self._ledger is not None
         self._pending += [self._ledger.transient(size, operator) for size in sizes if size]
 
+    def passing(self, sizes: Sequence[int], operator: str) -> None:
+        """Buffers that come and go, all alive at once, before the running operator goes on."""
+        assert self._ledger is not None
+        for index in [self._ledger.transient(size, operator) for size in sizes if size]:
+            self._ledger.release(index)
+
+    def born(self, tensor: Tensor, operator: str) -> None:
+        """Record an output now, where what the kernel takes after it is not alive with the rest."""
+        assert self._ledger is not None
+        self._ledger.register(tensor, operator, True)
+
+    def convolution(self, size: int, operator: str) -> None:
+        """cuDNN takes a workspace, if it gets it, and gives it back."""
+        if size and "convolutions" in self.workspaces:
+            assert self._ledger is not None
+            self._ledger.optional(size, operator)
+
+    def by_rule(self, rule: SizeRule, numbers: tuple[int, ...], operator: str) -> None:
+        """A buffer of the running operator's kernel, whose size a rule gives."""
+        if "kernels" in self.workspaces:
+            self._queued.append((rule, numbers, operator))
+
     def reduction(self, tensor: Tensor, dims: Any, accumulator: int, operator: str) -> None:
         """The running operator reduces a tensor: its kernel may stage partial results."""
-        if not self.workspaces or not tensor.numel():
+        if "kernels" not in self.workspaces or not tensor.numel():
             return
         reduced = reduced_dimensions(tensor, dims)
         numbers = reduction_numbers(tensor)
@@ -114,7 +137,7 @@ class CallContext:
                 reduced, tensor.element_size(), accumulator, self.gpu.sm_count,
                 self.gpu.threads_per_sm, semaphores,
             )  # fmt: skip
-            self._queued.append((rule, numbers, operator))
+            self.by_rule(rule, numbers, operator)
 
     def finish(self) -> None:
         """The running operator has its outputs: what it allocates after them comes and goes."""
@@ -130,7 +153,7 @@ class CallContext:
 
         The autograd engine runs CUDA nodes on a thread of its own, so training has two.
         """
-        if not self.workspaces:
+        if "cublas" not in self.workspaces:
             return
         assert self._ledger is not None
         engine_thread = self._ledger.phase is Phase.BACKWARD
@@ -161,3 +184,10 @@ def nbytes(tensor: Tensor) -> int:
 def empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
     """A new tensor of the shape, with another's dtype."""
     return torch.empty(shape, dtype=like.dtype, device="meta", memory_format=memory_format)
+
+
+def copy_bytes(tensor: Any, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """Bytes of the copy that ``tensor.contiguous(memory_format=...)`` makes; 0 where none."""
+    if not isinstance(tensor, Tensor) or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return nbytes(tensor)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .calls import CallContext, empty, kernel, nbytes
+from .calls import CallContext, copy_bytes, empty, kernel
+from .conv_workspaces import ConvWorkspaces, conv_workspaces
 from .workspaces import accumulator_bytes
 
 aten = torch.ops.aten
@@ -26,11 +27,6 @@ def _conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     if last in (suggest_memory_format(x), suggest_memory_format(weight)):
         return last
     return torch.contiguous_format
-
-
-def _copy_bytes(tensor: Tensor, memory_format: torch.memory_format) -> int:
-    """Bytes of ``tensor.contiguous(memory_format)``: 0 where it is so already."""
-    return 0 if tensor.is_contiguous(memory_format=memory_format) else nbytes(tensor)
 
 
 def _spread(values: Sequence[int], n: int) -> list[int]:
@@ -70,25 +66,46 @@ def _convolution(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     if x.dim() != weight.dim() or x.shape[1] != in_channels or min(shape[2:]) <= 0 or kwargs:
         return func(*args, **kwargs)  # let torch word the error
     layout = _conv_format(x, weight)
-    call.scratch([_copy_bytes(x, layout), _copy_bytes(weight, layout)], "aten::contiguous")
-    return empty(shape, x, layout)
+    call.scratch([copy_bytes(x, layout), copy_bytes(weight, layout)], "aten::contiguous")
+    out = empty(shape, x, layout)
+    call.born(out, "aten::convolution")
+    sizes = _conv_workspaces(call, x, weight, shape, stride, padding, groups, transposed, layout)
+    call.convolution(sizes.forward, "aten::convolution")
+    return out
+
+
+def _conv_workspaces(
+    call: CallContext, x: Tensor, weight: Tensor, out_shape: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], groups: int, transposed: bool, layout: torch.memory_format,
+) -> ConvWorkspaces:  # fmt: skip
+    return conv_workspaces(
+        x, weight, out_shape, stride=stride, padding=padding, capability=call.gpu.capability,
+        plain=groups == 1 and not transposed and layout is torch.contiguous_format,
+    )  # fmt: skip
 
 
 @kernel(aten.convolution_backward.default)
 def _convolution_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """Convolution.cpp, convolution_backward: input, weight, then bias gradient."""
-    grad, x, weight, bias_sizes, *_, mask = args
+    grad, x, weight, bias_sizes, stride, padding, _, transposed, _, groups, mask = args
     layout = _conv_format(x, weight)
-    copies = [_copy_bytes(grad, layout), _copy_bytes(x, layout), _copy_bytes(weight, layout)]
+    copies = [copy_bytes(grad, layout), copy_bytes(x, layout), copy_bytes(weight, layout)]
     call.scratch(copies, "aten::contiguous")
     if mask[2]:
         dims = [d for d in range(grad.dim()) if d != 1]
         call.reduction(grad, dims, accumulator_bytes(grad.dtype), "aten::sum")
-    return (
-        empty(x.shape, grad, layout) if mask[0] else None,
-        empty(weight.shape, grad, layout) if mask[1] else None,
-        torch.empty(bias_sizes, dtype=grad.dtype, device="meta") if mask[2] else None,
+    sizes = _conv_workspaces(
+        call, x, weight, grad.shape, stride, padding, groups, transposed, layout
     )
+    grads: list[Tensor | None] = []
+    of_x_and_weight = (x, sizes.input_gradient), (weight, sizes.weight_gradient)
+    for wanted, (tensor, size) in zip(mask, of_x_and_weight, strict=False):
+        grads.append(empty(tensor.shape, grad, layout) if wanted else None)
+        if grads[-1] is not None:
+            call.born(grads[-1], "aten::convolution_backward")
+            call.convolution(size, "aten::convolution_backward")
+    bias = torch.empty(bias_sizes, dtype=grad.dtype, device="meta") if mask[2] else None
+    return (*grads, bias)
 
 
 @kernel(aten.cudnn_batch_norm.default)
@@ -109,7 +126,7 @@ def _cudnn_batch_norm_backward(call: CallContext, func: Any, args: Any, kwargs: 
     """cudnn/BatchNorm.cpp: the gradient is made contiguous in the input's format."""
     x, grad, weight = args[0], args[1], args[2]
     layout = suggest_memory_format(x)
-    call.scratch([_copy_bytes(grad, layout)], "aten::contiguous")
+    call.scratch([copy_bytes(grad, layout)], "aten::contiguous")
     return (
         empty(x.shape, x, layout),
         torch.empty(weight.shape, dtype=weight.dtype, device="meta"),

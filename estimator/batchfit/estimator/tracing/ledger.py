@@ -48,9 +48,12 @@ class Phase(str, Enum):
 class Log:
     """Everything recorded, in columns. Storage i has ``sizes[i]`` bytes, and so on.
 
+    ``itemsizes`` holds the bytes of an element, and 0 for a buffer that is no tensor's.
+
     ``events`` holds i for the birth of storage i and ~i (negative) for its death; ``marks`` the
     position in ``events`` at which each phase began; ``rules`` the formula, and the numbers it was
-    asked with, of storages whose size has one.
+    asked with, of storages whose size has one; ``optional`` the storages that a library does
+    without where memory is short.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -63,6 +66,7 @@ class Log:
     marks: list[tuple[int, Phase, int]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
     rules: dict[int, tuple[SizeRule, tuple[int, ...]]] = field(default_factory=dict)
+    optional: set[int] = field(default_factory=set)
 
 
 class Ledger:
@@ -113,13 +117,19 @@ class Ledger:
 
     def transient(self, size: int, operator: str, category: Category | None = None) -> int:
         """Record a birth that no tensor stands for; returns its number for :meth:`release`."""
-        return self._append(size, 1, operator, category)
+        return self._append(size, 0, operator, category)
 
     def transient_by_rule(self, rule: SizeRule, numbers: tuple[int, ...], operator: str) -> int:
         """A :meth:`transient` whose size a rule gives; it may be 0 at this batch size."""
-        index = self._append(rule(numbers), 1, operator, Category.WORKSPACE)
+        index = self._append(rule(numbers), 0, operator, Category.WORKSPACE)
         self.log.rules[index] = (rule, numbers)
         return index
+
+    def optional(self, size: int, operator: str) -> None:
+        """Record the birth and death of a buffer that a library does without if it must."""
+        index = self._append(size, 0, operator, Category.WORKSPACE)
+        self.log.optional.add(index)
+        self.release(index)
 
     def release(self, index: int) -> None:
         """Record the death of a :meth:`transient`."""

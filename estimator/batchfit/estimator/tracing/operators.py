@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from . import kernels_dnn, kernels_math  # noqa: F401 - they register themselves
+from . import (  # noqa: F401 - they register themselves
+    kernels_attention,
+    kernels_dnn,
+    kernels_index,
+    kernels_math,
+    kernels_norm,
+)
 from .calls import KERNELS, uses_cublas
 from .values import Values
 

@@ -17,6 +17,7 @@ from batchfit.estimator.errors import TraceError
 
 from .calls import CallContext
 from .follower import Follower
+from .kernels_index import index_put_accumulate
 from .ledger import Ledger, Phase
 from .operators import Operator
 
@@ -40,7 +41,12 @@ _WRITTEN_IN_PLACE = {
     aten.index_add.default: aten.index_add_.default,
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
+# What may stand between the engine and a dispatch mode: torch's wrappers, and our own kernels above
+# autograd, which operators of autocast's promote list pass (scatter_add, index_put).
 _ENGINE_WRAPPERS = (
+    os.path.join("torch", "_ops.py"),
+    os.path.join("cuda_rules", "autocast.py"),
+    os.path.join("cuda_rules", "dispatch.py"),
     os.path.join("torch", "autograd", "graph.py"),
     os.path.join("torch", "_compile.py"),
     os.path.join("torch", "_dynamo", "eval_frame.py"),
@@ -140,7 +146,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether no Python code stands between the autograd engine and the operator.
 
         From torch 2.14 on, torch's own wrappers may stand above the function that starts the
-        engine.
+        engine; see _ENGINE_WRAPPERS.
         """
         while frame is not None and frame.f_code.co_filename.endswith(_ENGINE_WRAPPERS):
             frame = frame.f_back
@@ -150,6 +156,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: Tensor = args[0]
         if self._device_type == "cpu":
             return _WRITTEN_IN_PLACE[func](*args, **kwargs)
+        if func is aten.index_put.default and self._call is not None:
+            index_put_accumulate(self._call, args)
+            self._call.finish()
         self.follower.values.forget(target.untyped_storage()._cdata)
         return target
 

@@ -25,6 +25,7 @@ from .ledger import Category, Ledger, Log, Phase
 from .patches import patched, phases
 from .plain import PlainTorch
 from .recorder import Recorder
+from .workspaces import WORKSPACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class TraceOptions:
     Attributes:
         gpu: decides kernels and workspaces.
         attention: an attention kernel to prefer over CUDA's choice.
-        workspaces: count what libraries allocate for themselves (cuBLAS).
+        workspaces: which of WORKSPACES are counted.
         steps: whole steps to run; optimizer state is born in the first.
     """
 
     gpu: GPU
     attention: Backend | None = None
-    workspaces: bool = True
+    workspaces: tuple[str, ...] = WORKSPACES
     steps: int = 2
 
 

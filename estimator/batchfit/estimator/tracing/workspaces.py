@@ -15,6 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+#: Kinds of allocations that no operator shows; each can be left out of an estimate.
+#: cublas: the workspace of each cuBLAS handle, which PyTorch counts since 2.0.
+#: kernels: buffers of PyTorch's own kernels (reductions, embedding gradients, attention).
+#: convolutions: cuDNN's, as large as it takes them where memory is no concern (since 2.0).
+WORKSPACES = ("cublas", "kernels", "convolutions")
+
 
 class SizeRule(Protocol):
     """A size in bytes as a function of whole numbers that are affine in the batch."""
