@@ -165,8 +165,8 @@ def test_embedding_gradient_sorts_above_3072_indices():
     }
     assert [rule((3072,)) for rule in sizes.values()] == [0, 0, 0]
     # 4096 indices into 50,000 rows: at most 4096 segments, 409 + 4096 parts.
-    assert sizes["indices"]((8, 512)) == 2 * 4096 * 8
-    assert sizes["segments"]((8, 512)) == 3 * 4096 * 8
+    assert sizes["indices"]((8, 512)) == 3 * 4096 * 8
+    assert sizes["segments"]((8, 512)) == 2 * 4096 * 8
     assert sizes["partials"]((8, 512)) == (409 + 4096) * 8
     # Into 100 rows: 100 segments.
     assert EmbeddingGradientRule(100, 4 * 64, "partials")((4096,)) == (409 + 100) * 256
@@ -185,7 +185,7 @@ def test_embedding_gradient_in_a_step():
         if op == "aten::embedding_dense_backward" and timeline.categories[i] is Category.WORKSPACE
     )  # fmt: skip
     partials = 819 + 1000
-    each = [2 * 8192 * 8, 3 * 1000 * 8, partials * 8, partials * 64 * 4]
+    each = [3 * 8192 * 8, 2 * 1000 * 8, partials * 8, partials * 64 * 4]
     assert found == sorted(each * 2)  # of two steps
 
 
