@@ -322,11 +322,19 @@ def test_a_kernel_that_is_switched_off_cannot_be_forced():
         assert choice(A100_, forced="flash") == "math"
 
 
-@pytest.mark.xfail(strict=True, reason="3-D q, k, v are sent to math")
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="normalize_unbatched_input is new in 2.14")
 def test_unbatched_attention_is_fused_since_2_14():
     q = torch.empty(8, 128, 64, dtype=HALF, device="meta")
     assert AttentionRules(A100_).choose(q, q, q, None, 0.0, False, False) == "flash"
+
+    def code():
+        q = cuda(8, 128, 64, dtype=HALF).requires_grad_()
+        assert F.scaled_dot_product_attention(q, q, q).shape == (8, 128, 64)
+
+    # the output and one log-sum-exp per head and query
+    log = run_code(code).trace.log
+    sizes = [s for s, o in zip(log.sizes, log.operators, strict=True) if "attention" in o]
+    assert 8 * 128 * 64 * 2 in sizes and 8 * 128 * 4 in sizes
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="supports_mqa is new in 2.14")

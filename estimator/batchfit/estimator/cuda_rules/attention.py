@@ -19,7 +19,7 @@ Backend = Literal["flash", "efficient", "cudnn", "math"]
 BACKENDS: tuple[Backend, ...] = ("flash", "efficient", "cudnn", "math")
 
 _HALF = (torch.float16, torch.bfloat16)
-_MQA = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+_SINCE_2_14 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 aten = torch.ops.aten
 
 
@@ -45,6 +45,7 @@ class AttentionRules:
         gqa: bool,
     ) -> Backend:  # fmt: skip
         """The first kernel in CUDA's order of priority whose constraints hold."""
+        q, k, v = _batched(q, k, v)
         order: list[Backend] = ["flash", "efficient", "math"]
         if self.prefer_cudnn:
             order.insert(0, "cudnn")
@@ -122,8 +123,14 @@ class AttentionRules:
     ) -> Tensor:  # fmt: skip
         """``scaled_dot_product_attention`` as attention.cpp runs it on CUDA.
 
-        Shapes: q (N, H, L, E), k (N, H_kv, S, E), v (N, H_kv, S, E_v) -> (N, H, L, E_v).
+        Shapes: q (N, H, L, E), k (N, H_kv, S, E), v (N, H_kv, S, E_v) -> (N, H, L, E_v); from torch
+        2.14 on N may be missing (normalize_unbatched_input).
         """
+        if q.dim() == 3 and _batched(q, k, v)[0].dim() == 4:
+            q, k, v = _batched(q, k, v)
+            return self.run(
+                q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa
+            ).squeeze(0)
         backend = self.choose(q, k, v, mask, dropout, causal, enable_gqa)
         if backend == "math":
             if mask is not None and mask.dtype is torch.bool:
@@ -176,12 +183,19 @@ def _same_heads(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> bool:
     if gqa:
         return q.shape[1] % k.shape[1] == 0
     # One key head for all is broadcast by the kernels (supports_mqa, torch 2.14).
-    return q.shape[1] == k.shape[1] or (k.shape[1] == 1 and _MQA)
+    return q.shape[1] == k.shape[1] or (k.shape[1] == 1 and _SINCE_2_14)
 
 
 def _dense(*tensors: Tensor) -> bool:
     """check_nonzero_sequence_lengths_dense and check_last_dim_stride_equals_1_dense."""
     return all(t.shape[-2] > 0 and (t.stride(-1) == 1 or t.shape[-1] == 1) for t in tensors)
+
+
+def _batched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One sample without its dimension becomes a batch of one, as torch does from 2.14 on."""
+    if _SINCE_2_14 and q.dim() == k.dim() == v.dim() == 3:
+        return q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    return q, k, v
 
 
 def _flash(
