@@ -115,6 +115,11 @@ class CallContext:
         assert self._ledger is not None
         self._ledger.register(tensor, operator, True)
 
+    def note(self, text: str) -> None:
+        """Something the reader of the estimate should know."""
+        assert self._ledger is not None
+        self._ledger.note(text)
+
     def convolution(self, size: int, operator: str) -> None:
         """cuDNN takes a workspace, if it gets it, and gives it back."""
         if size and "convolutions" in self.workspaces:
