@@ -108,7 +108,28 @@ def test_without_tensor_cores_only_the_backward_pass_of_1x1_takes_a_workspace():
 def test_half_precision_has_tensor_cores_on_a_t4():
     found = conv(64, 64, 56, 3, dtype=torch.float16, capability=(7, 5))
     assert found.forward == 2 * (64 * 56 * 56 + 64 * 64 * 9) + 16
+    assert found.required and not conv(64, 64, 56, 3).required
     assert conv(64, 64, 56, 3, dtype=torch.bfloat16, capability=(7, 5)) == ConvWorkspaces()
+
+
+def test_before_torch_2_also_1x1_convolutions_are_transposed():
+    found = conv(64, 64, 56, dtype=torch.float16, matmul=False)
+    operands = 2 * (2 * 64 * 56 * 56 + 64 * 64) + 16
+    assert found == ConvWorkspaces(operands, operands, operands, required=True)
+    assert not conv(64, 64, 56, dtype=torch.float16).required
+
+
+def test_half_precision_in_nchw_needs_its_transposes_to_fit():
+    layers = torch.nn.Conv2d(64, 64, 3, padding=1)
+    job = Workload(
+        model=layers, inputs=torch.empty(1, 64, 64, 64), loss="sum", precision="fp16",
+        optimizer="none",
+    )  # fmt: skip
+    with_them = estimate(job, gpu="T4")
+    without = estimate(job, gpu="T4", workspaces=("cublas", "kernels", "convolutions"))
+    assert not with_them.timeline_at(4).optional
+    image = 64 * 64 * 64 * 2
+    assert with_them.peak(64) - without.peak(64) >= 64 * image  # more than one more image each
 
 
 def test_tf32_switched_off_is_as_without_tensor_cores(monkeypatch):
@@ -150,7 +171,7 @@ def test_cudnn_does_without_its_workspace_where_memory_is_short():
 
 
 def test_a_workspace_kind_that_does_not_exist():
-    with pytest.raises(WorkloadError, match="cublas, kernels, convolutions"):
+    with pytest.raises(WorkloadError, match="cublas, kernels, transposes, convolutions"):
         convolutional(workspaces=("cudnn",))
     with pytest.raises(WorkloadError, match="found 'cublas'"):
         convolutional(workspaces="cublas")

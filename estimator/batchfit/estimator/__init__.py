@@ -24,6 +24,7 @@ from .errors import (
     WorkloadError,
 )
 from .estimate import Estimate, MemoryCurve
+from .explain import Reconciliation
 from .gpus import GPU, all_gpus, find_gpu
 from .layers import LayerSums
 from .predict import estimate
@@ -48,6 +49,7 @@ __all__ = [
     "OutOfMemory",
     "Outcome",
     "Phase",
+    "Reconciliation",
     "TargetError",
     "Timeline",
     "TraceError",

@@ -12,6 +12,7 @@ import numpy as np
 from .allocator import AllocatorSettings, Replay, replay
 from .answer import BatchAnswer, solve_batch, why_not_affine
 from .budget import DEFAULT_MARGIN, Budget, explicit_budget, gpu_budget
+from .explain import Reconciliation, explain
 from .layers import LayerSums, layer_sums
 from .solve import check_batch
 from .timeline import Ints, Moment, Timeline, deviations, from_trace
@@ -182,6 +183,10 @@ class Estimate:
             if timeline.categories[i] is Category.OPTIMIZER_STATE
         )
         return layer_sums(self.workload, self._options, state, self._first)
+
+    def explain(self, batch: int) -> Reconciliation:
+        """From what tensors ask for to what nvidia-smi shows, line by line."""
+        return explain(self, check_batch(batch))
 
     def snapshot(self, batch: int) -> dict[str, Any]:
         """A snapshot as ``torch.cuda.memory._snapshot`` would give it, for PyTorch's viewer.

@@ -42,7 +42,7 @@ def estimate(
         gpu: decides kernels, workspaces and the budget; None takes an A100 80GB.
         attention: an attention kernel to prefer ("flash", "efficient", "cudnn", "math").
         workspaces: count what no operator shows: all kinds of it, none, or some of
-            :data:`WORKSPACES` ("cublas", "kernels", "convolutions").
+            :data:`WORKSPACES` ("cublas", "kernels", "transposes", "convolutions").
         allocator: settings in the syntax of PYTORCH_ALLOC_CONF; None takes the environment's.
         traced_at: the two batch sizes that are traced; others than 2 and 3 for code that takes only
             some sizes.

@@ -120,10 +120,14 @@ class CallContext:
         assert self._ledger is not None
         self._ledger.note(text)
 
-    def convolution(self, size: int, operator: str) -> None:
+    def convolution(self, size: int, operator: str, required: bool) -> None:
         """cuDNN takes a workspace, if it gets it, and gives it back."""
-        if size and "convolutions" in self.workspaces:
-            assert self._ledger is not None
+        assert self._ledger is not None
+        if not size:
+            return
+        if required and "transposes" in self.workspaces:
+            self._ledger.release(self._ledger.transient(size, operator, Category.WORKSPACE))
+        elif not required and "convolutions" in self.workspaces:
             self._ledger.optional(size, operator)
 
     def by_rule(self, rule: SizeRule, numbers: tuple[int, ...], operator: str) -> None:

@@ -70,7 +70,7 @@ def _convolution(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     out = empty(shape, x, layout)
     call.born(out, "aten::convolution")
     sizes = _conv_workspaces(call, x, weight, shape, stride, padding, groups, transposed, layout)
-    call.convolution(sizes.forward, "aten::convolution")
+    call.convolution(sizes.forward, "aten::convolution", sizes.required)
     return out
 
 
@@ -86,7 +86,7 @@ def _conv_workspaces(
         )
     return conv_workspaces(
         x, weight, out_shape, stride=stride, padding=padding, capability=call.gpu.capability,
-        plain=plain,
+        plain=plain, matmul="convolutions" in call.workspaces,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _convolution_backward(call: CallContext, func: Any, args: Any, kwargs: Any) 
         grads.append(empty(tensor.shape, grad, layout) if wanted else None)
         if grads[-1] is not None:
             call.born(grads[-1], "aten::convolution_backward")
-            call.convolution(size, "aten::convolution_backward")
+            call.convolution(size, "aten::convolution_backward", sizes.required)
     bias = torch.empty(bias_sizes, dtype=grad.dtype, device="meta") if mask[2] else None
     return (*grads, bias)
 

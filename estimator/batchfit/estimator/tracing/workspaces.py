@@ -18,8 +18,9 @@ from torch import Tensor
 #: Kinds of allocations that no operator shows; each can be left out of an estimate.
 #: cublas: the workspace of each cuBLAS handle, which PyTorch counts since 2.0.
 #: kernels: buffers of PyTorch's own kernels (reductions, embedding gradients, attention).
-#: convolutions: cuDNN's, as large as it takes them where memory is no concern (since 2.0).
-WORKSPACES = ("cublas", "kernels", "convolutions")
+#: transposes: the operands of half-precision convolutions in NCHW, which cuDNN puts into NHWC.
+#: convolutions: what cuDNN takes besides, where memory is no concern, since torch 2.0.
+WORKSPACES = ("cublas", "kernels", "transposes", "convolutions")
 
 
 class SizeRule(Protocol):
