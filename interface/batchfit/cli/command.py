@@ -11,6 +11,7 @@ from typing import Any
 
 from .comparison import comparison_json, comparison_text
 from .console import Progress
+from .explain import explanation_json, explanation_text
 from .plan import Plan
 from .report import as_json, make_report
 from .snapshots import check_output, compare_with, snapshot_text, trace_job
@@ -68,3 +69,12 @@ def compare_target(target: str, given: dict[str, Any]) -> str:
     if "as_json" in given:
         return json.dumps(comparison_json(compared), indent=2)
     return comparison_text(compared)
+
+
+def explain_target(target: str, given: dict[str, Any]) -> str:
+    """The lines from what was asked for to what nvidia-smi shows. As `estimate_target`."""
+    with _work() as (stack, progress):
+        job = trace_job(target, given, stack, progress)
+        if "as_json" in given:
+            return json.dumps(explanation_json(job), indent=2)
+        return explanation_text(job)

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from .options import estimate_options, gpus_options, snapshot_options
+from .calibrate_options import calibrate_options, validate_options
+from .options import estimate_options, explain_options, gpus_options, snapshot_options
 
 #: Exit statuses. "Does it fit" is answered by the first two.
 YES, NO, ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -39,7 +40,7 @@ def version() -> str:
 def cli(context: click.Context) -> int:
     """How much GPU memory a PyTorch training step needs, and the largest batch that fits.
 
-    No GPU is needed.
+    Only "calibrate" needs the device that it is about.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -96,6 +97,66 @@ def snapshot_command(context: click.Context, /, target: str, **options: Any) -> 
     from .command import compare_target, snapshot_target
 
     click.echo((compare_target if "compare" in given else snapshot_target)(target, given))
+    return YES
+
+
+@cli.command("calibrate", short_help="Probe a training step on the device here, and answer.")
+@click.argument("target")
+@calibrate_options
+@click.pass_context
+def calibrate_command(context: click.Context, /, target: str, **options: Any) -> int:
+    """Measure TARGET's training step on the device here and find the largest batch that fits.
+
+    Two or three short probes correct the prediction; the answer is then run once. TARGET is as in
+    "batchfit estimate". The exit status is 0 if any batch fits, 1 if none does, 2 for an error.
+    """
+    given = _given(context, options)
+    if "epoch_seconds" in given and "dataset" not in given:
+        raise click.UsageError("--epoch-seconds goes with --dataset only", context)
+    if "tuned_for" in given and "target_batch" not in given:
+        raise click.UsageError("--tuned-for goes with --target-batch only", context)
+    from .calibrate import calibrate_target
+
+    output, fits = calibrate_target(target, given)
+    click.echo(output)
+    return YES if fits else NO
+
+
+@cli.command("validate", short_help="Compare a saved calibration with a measured peak.")
+@click.argument("file")
+@validate_options
+@click.pass_context
+def validate_command(context: click.Context, /, file: str, **options: Any) -> int:
+    """Compare the calibration in FILE with a peak that was measured later, or a trainer's log.
+
+    FILE is what "batchfit calibrate --saved FILE" or Calibration.save wrote. The exit status is 0
+    if the measurement lies within the predicted interval, 1 if not, 2 for an error.
+    """
+    given = _given(context, options)
+    if ("measured" in given) is ("log" in given):
+        raise click.UsageError("give either --measured or --log", context)
+    if "log" in given and "reserved" in given:
+        raise click.UsageError("--reserved goes with --measured only: a log says it", context)
+    from .validate import validate_file
+
+    output, within = validate_file(file, given)
+    click.echo(output)
+    return YES if within else NO
+
+
+@cli.command("explain", short_help="Line up what PyTorch, nvidia-smi and torchinfo say.")
+@click.argument("target")
+@explain_options
+@click.pass_context
+def explain_command(context: click.Context, /, target: str, **options: Any) -> int:
+    """Say why PyTorch, nvidia-smi and torchinfo name different numbers for TARGET's memory.
+
+    From the bytes that tensors ask for, over what is allocated and reserved, to what the process
+    takes of the GPU. TARGET is as in "batchfit estimate".
+    """
+    from .command import explain_target
+
+    click.echo(explain_target(target, _given(context, options)))
     return YES
 
 

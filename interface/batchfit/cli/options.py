@@ -153,6 +153,16 @@ _SNAPSHOT = (
     _ALLOCATOR,
 )  # fmt: skip
 
+_EXPLAIN = (
+    click.option("--batch", type=int, metavar="N", required=True, help="The batch size."),
+    click.option(
+        "--gpu", metavar="NAME",
+        help="The GPU, as rtx-3090 or a100-80gb; see `batchfit gpus`.  [default: A100 80GB]",
+    ),
+    _ALLOCATOR,
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
+)  # fmt: skip
+
 _WORKLOAD = (
     click.option(
         "--precision", type=click.Choice(PRECISIONS), help="Numeric precision.  [default: fp32]",
@@ -234,6 +244,13 @@ def estimate_options(command: _F) -> _F:
 def snapshot_options(command: _F) -> _F:
     """All options of ``batchfit snapshot``."""
     for option in reversed((*_SNAPSHOT, *_WORKLOAD, *_MODEL)):
+        command = option(command)
+    return command
+
+
+def explain_options(command: _F) -> _F:
+    """All options of ``batchfit explain``."""
+    for option in reversed((*_EXPLAIN, *_WORKLOAD, *_MODEL)):
         command = option(command)
     return command
 
