@@ -1,0 +1,1 @@
+"""How each source built its job."""

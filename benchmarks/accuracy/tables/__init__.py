@@ -1,0 +1,1 @@
+"""One module per data file: its rows, and how a row is predicted and compared."""
