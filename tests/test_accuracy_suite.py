@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from batchfit.estimator.snapshot_replay import real_peak
 
+pytest.importorskip("yaml", reason="comes with timm and transformers")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from batchfit.calibration import calibrate, find_meter
+from batchfit.calibration.discover import discover
 from batchfit.calibration.job import Job
 from batchfit.calibration.probes import ProbeOptions, run_probe
-from batchfit.calibration.state import discover, preserved
+from batchfit.calibration.state import preserved
 from batchfit.estimator import Workload
 
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from batchfit.estimator import Workload
 from batchfit.estimator.workload import Step
 
+from .discover import discover
 from .models import start_copy
-from .state import discover
 
 __all__ = ["Job"]
 

@@ -62,7 +62,7 @@ def doubling(runs: Runs, cap: int, start: int = 1) -> Search:
     """Double until it fails, then bisect, as Lightning's ``BatchSizeFinder`` ("binsearch") does.
 
     >>> doubling(lambda b: b <= 100, 4096)
-    Search(largest=100, runs=14, failures=4)
+    Search(largest=100, runs=14, failures=5)
     """
     tried = _Counted(runs)
     low, high = 0, check_batch(start)
@@ -75,7 +75,7 @@ def bisection(runs: Runs, low: int, high: int) -> Search:
     """Bisect between a batch that is taken to run (or 0) and one that is taken to fail.
 
     >>> bisection(lambda b: b <= 100, 0, 256)
-    Search(largest=100, runs=8, failures=3)
+    Search(largest=100, runs=8, failures=5)
     """
     tried = _Counted(runs)
     return tried.result(_between(tried, low, check_batch(high)))

@@ -10,7 +10,6 @@ import copy
 import functools
 import random
 import sys
-import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from .flags import saved_flags
 
-__all__ = ["discover", "preserved"]
+__all__ = ["preserved"]
 
 Undo = Callable[[], Any]
 
@@ -142,7 +141,7 @@ class _Host:
     """A copy of a tensor on the host, and where it came from."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._device, self._version = tensor.device, tensor._version
+        self._device = tensor.device
         self._copy = tensor.detach().to("cpu", copy=True)
         strided = tensor.layout is torch.strided
         self._strides = tensor.stride() if strided else None
@@ -188,9 +187,6 @@ def _saved_attributes(item: Any, without: tuple[str, ...] = ()) -> Undo:
             attributes[key] = _fresh(value)
 
     return put_back
-
-
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
 
 
 def _copied(value: Any) -> Any:
@@ -255,69 +251,3 @@ def saved_random() -> list[Undo]:
     if torch.backends.mps.is_available():
         undo.append(functools.partial(torch.mps.set_rng_state, torch.mps.get_rng_state()))
     return undo
-
-
-# -- what a function can reach --------------------------------------------------------------------
-
-
-def discover(function: Any) -> list[Any]:
-    """Modules, optimizers, scalers, schedulers and tensors that a function can reach.
-
-    Looked at are what it closes over, its arguments bound by ``functools.partial``, the object it
-    is a method of, its defaults, the globals that it names, and lists, tuples and dicts of these.
-    """
-    found: list[Any] = []
-    _walk(function, found, set(), 0)
-    return found
-
-
-_DEPTH = 6
-
-
-def _walk(value: Any, found: list[Any], seen: set[int], depth: int) -> None:
-    if id(value) in seen or depth > _DEPTH:
-        return
-    seen.add(id(value))
-    if isinstance(value, (nn.Module, Optimizer, Tensor, torch.amp.GradScaler)) or (
-        hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    ):
-        found.append(value)
-        return
-    for inner in _reachable(value):
-        _walk(inner, found, seen, depth + 1)
-
-
-def _reachable(value: Any) -> Iterable[Any]:
-    if isinstance(value, functools.partial):
-        return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, types.MethodType):
-        return (value.__self__, value.__func__)
-    if isinstance(value, types.FunctionType):
-        cells = (c for c in value.__closure__ or () if not _empty(c))
-        names = _names(value.__code__)
-        named = (value.__globals__[n] for n in names if n in value.__globals__)
-        return (*(c.cell_contents for c in cells), *(value.__defaults__ or ()),
-                *(value.__kwdefaults__ or {}).values(), *named)  # fmt: skip
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, (type, types.ModuleType)) or type(value).__module__ == "builtins":
-        return ()
-    return tuple(getattr(value, "__dict__", {}).values())
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The global names that code uses, that of functions defined within it included."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
-
-
-def _empty(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is None
-    except ValueError:
-        return True

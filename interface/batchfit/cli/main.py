@@ -115,6 +115,8 @@ def calibrate_command(context: click.Context, /, target: str, **options: Any) ->
         raise click.UsageError("--epoch-seconds goes with --dataset only", context)
     if "tuned_for" in given and "target_batch" not in given:
         raise click.UsageError("--tuned-for goes with --target-batch only", context)
+    # Read when torch is loaded: its profiler, which measures on the CPU, talks on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .calibrate import calibrate_target
 
     output, fits = calibrate_target(target, given)
