@@ -201,7 +201,7 @@ def peer_table(rows: list[report.PeerRow], first: str) -> str:
     body = []
     for r in rows:
         errors = (
-            [f"{v:.1f} %" for v in (r.errors.median, r.errors.p90, r.errors.worst)]
+            [f"{v:.2f} %" for v in (r.errors.median, r.errors.p90, r.errors.worst)]
             if r.errors
             else ["", "", ""]
         )

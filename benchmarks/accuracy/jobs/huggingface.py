@@ -40,7 +40,9 @@ def token_ids(length: int, vocabulary: int = 1000) -> Any:
     return lambda batch: {"input_ids": torch.randint(0, vocabulary, (batch, length))}
 
 
-def documentation_table(model_id: str, auto: str, length: int, attention: str) -> Workload:
+def documentation_table(
+    model_id: str | dict[str, Any], auto: str, length: int, attention: str
+) -> Workload:
     """huggingface/transformers SDPA tables: fp16, train mode, loss = logits.sum()."""
 
     def build(device: torch.device) -> Step:
@@ -65,10 +67,11 @@ def documentation_table(model_id: str, auto: str, length: int, attention: str) -
 
 LAPTOP = "RTX 3080 Ti"  # the same compute capability as the laptop card of the rows
 GPT2, OPT, PYTHIA = "gpt2-large", "facebook/opt-350m", "EleutherAI/pythia-410m-deduped"
-_CAUSAL = "AutoModelForCausalLM"
+_CAUSAL, _MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+BIOGPT, DISTILBERT, TURING = "microsoft/biogpt", "distilbert-base-uncased", "RTX 2060"
 for _row, _model, _auto, _batch, _length, _gpu in (
-    ("bertbase_b4_s512_eager", "bert-base-uncased", "AutoModelForMaskedLM", 4, 512, "A100 80GB"),
-    ("bertbase_b16_s512_sdpa", "bert-base-uncased", "AutoModelForMaskedLM", 16, 512, "A100 80GB"),
+    ("bertbase_b4_s512_eager", "bert-base-uncased", _MASKED, 4, 512, "A100 80GB"),
+    ("bertbase_b16_s512_sdpa", "bert-base-uncased", _MASKED, 16, 512, "A100 80GB"),
     ("opt350m_b2_s1024_sdpa", OPT, _CAUSAL, 2, 1024, "L40S"),
     ("pythia410m_b4_s512_eager", PYTHIA, _CAUSAL, 4, 512, LAPTOP),
     ("pythia410m_b4_s2048_sdpa", PYTHIA, _CAUSAL, 4, 2048, LAPTOP),
@@ -76,6 +79,10 @@ for _row, _model, _auto, _batch, _length, _gpu in (
     ("gpt2large_b1_s1024_eager", GPT2, _CAUSAL, 1, 1024, LAPTOP),
     ("gpt2large_b4_s512_eager", GPT2, _CAUSAL, 4, 512, LAPTOP),
     ("gpt2large_b4_s1024_sdpa", GPT2, _CAUSAL, 4, 1024, LAPTOP),
+    ("distilbert_b8_s256_eager", DISTILBERT, _MASKED, 8, 256, TURING),
+    ("biogpt_b1_s256_eager", BIOGPT, _CAUSAL, 1, 256, TURING),
+    ("biogpt_b4_s256_eager", BIOGPT, _CAUSAL, 4, 256, TURING),
+    ("biogpt_b8_s256_sdpa", BIOGPT, _CAUSAL, 8, 256, TURING),
 ):
     _attention = _row.rsplit("_", 1)[1]
     # The rows were measured with the code that brought SDPA to each model: 4.43 for GPT-2 and
@@ -84,6 +91,7 @@ for _row, _model, _auto, _batch, _length, _gpu in (
     if _attention == "sdpa":
         _environment = {
             "bert-base-uncased": "transformers-4.45", OPT: "transformers-4.48",
+            BIOGPT: "transformers-4.48",
         }.get(_model, "transformers-4.43")  # fmt: skip
     JOBS[f"hfsdpa_{_row}"] = Job(
         lambda m=_model, a=_auto, n=_length, k=_attention: documentation_table(m, a, n, k),

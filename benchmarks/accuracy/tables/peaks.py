@@ -24,7 +24,8 @@ NOT_BUILT = {
     "yolov5": "reserved memory that includes validation batches",
     "milabench_": "in the scaling table",
     "xmem_": "device memory of NVML, with the context",
-    "hfsdpa_": "its model's configuration is not bundled",
+    "hfsdpa_albert": "the configuration of albert-base-v1 is not bundled",
+    "hfsdpa_": "inference of one image: what the process holds beside it is not in the data",
     "mmaction_": "the model's code is not written out here",
     "mmseg_": "the model's code is not written out here",
 }
