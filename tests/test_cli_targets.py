@@ -323,8 +323,7 @@ def test_without_the_hub_the_shipped_ones_are_named(no_network: None) -> None:
         found("hf:nobody/nothing")
     message = str(error.value)
     assert "HF_HUB_OFFLINE" in message and "\n" not in message
-    for model_id in bundled_ids():
-        assert model_id in message
+    assert f"{len(bundled_ids())} configurations ship" in message and bundled_ids()[0] in message
 
 
 @pytest.mark.parametrize(
@@ -378,3 +377,14 @@ def test_attention_code(tmp_path: Path, no_network: None) -> None:
     folder = config_folder(tmp_path / "model", TINY["causal-lm"])
     model: Any = built(f"hf:{folder}", attn_implementation="eager")
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_function_of_the_device_is_a_step_function(tmp_path):
+    file = tmp_path / "loop.py"
+    file.write_text(
+        "import torch\n"
+        "def build(device):\n"
+        "    net = torch.nn.Linear(64, 64).to(device)\n"
+        "    return lambda batch: net(torch.empty(batch, 64, device=device)).sum().backward()\n"
+    )
+    assert main(["estimate", f"{file}:build", "--gpu", "t4", "--batch", "8"]) == 0

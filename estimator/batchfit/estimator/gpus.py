@@ -313,6 +313,15 @@ def find_gpu(name: str | GPU) -> GPU:
     """
     if isinstance(name, GPU):
         return name
+    if not isinstance(name, str):
+        raise TargetError(
+            f"a GPU is named by its model, as 'rtx-3090' or 'a100-80gb'; found {name!r}"
+        )
+    if re.fullmatch(r"(cuda|gpu)(:\d+)?", name.strip(), re.IGNORECASE):
+        raise TargetError(
+            f"{name!r} is a device of this machine; name the model of the GPU, as 'rtx-3090' or "
+            "'a100-80gb' (torch.cuda.get_device_name() gives it)"
+        )
     words, memory = _read_name(name)
     found = _candidates(words, memory)
     if not found and memory is None:  # "a100-80": a bare number may be the memory

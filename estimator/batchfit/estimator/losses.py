@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import WorkloadError
 
@@ -16,6 +16,30 @@ LOSSES = ("cross_entropy", "mse", "l1", "smooth_l1", "bce_with_logits", "sum", "
 
 # Weight of auxiliary classifiers in torchvision's reference scripts (segmentation, Inception).
 _AUX_WEIGHT = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
+
+
+#: Modules and functions of torch that take (output, target), by the kind of target they need.
+_CRITERIA: dict[Any, str] = {
+    nn.CrossEntropyLoss: "cross_entropy", F.cross_entropy: "cross_entropy",
+    nn.NLLLoss: "cross_entropy", F.nll_loss: "cross_entropy",
+    **dict.fromkeys((nn.MSELoss, F.mse_loss), "mse"),
+    **dict.fromkeys((nn.L1Loss, F.l1_loss), "l1"),
+    **dict.fromkeys((nn.SmoothL1Loss, F.smooth_l1_loss), "smooth_l1"),
+    **dict.fromkeys((nn.HuberLoss, F.huber_loss), "mse"),
+    **dict.fromkeys((nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits), "mse"),
+    **dict.fromkeys((nn.BCELoss, F.binary_cross_entropy), "mse"),
+    **dict.fromkeys((nn.KLDivLoss, F.kl_div), "mse"),
+}  # fmt: skip
+
+
+def criterion_kind(loss: Any) -> str | None:
+    """The named loss whose target a criterion such as ``nn.CrossEntropyLoss()`` takes; or None."""
+    if isinstance(loss, nn.Module):
+        return _CRITERIA.get(type(loss))
+    try:
+        return _CRITERIA.get(loss)
+    except TypeError:  # a callable that cannot be hashed
+        return None
 
 
 def find_loss(outputs: Any) -> Any:

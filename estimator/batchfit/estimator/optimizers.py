@@ -109,7 +109,7 @@ def build_optimizer(
     if not params:
         raise WorkloadError(
             "no parameter of the model requires a gradient, so there is nothing to optimize; pass "
-            "optimizer=None or inference=True"
+            "optimizer=None or inference=True (--optimizer none, --inference)"
         )
     try:
         if isinstance(spec, Optimizer):

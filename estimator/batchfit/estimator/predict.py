@@ -88,6 +88,10 @@ def estimate(
             f"the step takes different paths at batch {traced_at[0]} and {traced_at[1]}, "
             "or its sizes do not grow in proportion; each batch size was traced by itself"
         )
+    elif not timeline.grows():
+        notes.append(
+            "nothing grows with the batch size: check that the inputs (or step(batch)) use it"
+        )
     return Estimate(workload, chosen, timeline, traces, notes, allocator)
 
 

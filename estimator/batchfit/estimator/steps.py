@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .errors import WorkloadError
-from .losses import find_loss, main_output, named_loss, target_shape
+from .losses import criterion_kind, find_loss, main_output, named_loss, target_shape
 from .optimizers import build_optimizer
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class StandardStep:
                 self._ema = AveragedModel(self._model, multi_avg_fn=average)
                 self.modules.append(self._ema)
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaler)
+        self._loss_function = workload.loss
+        if isinstance(workload.loss, nn.Module):  # it may hold weights of classes
+            self._loss_function = copy.deepcopy(workload.loss).to(device)
         self._outputs: Any = None
         self._loss: Tensor | None = None
         self._inputs: Any = None
@@ -160,20 +164,33 @@ class StandardStep:
         return self._model(self._inputs)
 
     def _compute_loss(self, batch: int) -> Tensor:
-        loss = self._workload.loss
-        if callable(loss):
-            result = loss(self._outputs, self._inputs)
-            if not isinstance(result, Tensor) or result.dim() != 0:
-                raise WorkloadError("the loss callable must return a scalar tensor")
-            return result
+        loss = self._loss_function
+        kind = criterion_kind(loss)
+        if callable(loss) and kind is None:
+            return _scalar(loss(self._outputs, self._inputs))
         if loss is None:
             loss = "model" if isinstance(find_loss(self._outputs), Tensor) else "cross_entropy"
-        if loss not in ("model", "sum", "mean") and self._targets is None:
-            logits, _ = main_output(self._outputs)
-            self._target_shape = target_shape(loss, logits, self._inputs)
-            shape, dtype = self._target_shape
-            self._targets = torch.zeros(shape, dtype=dtype).to(self._device)
+        if kind or loss not in ("model", "sum", "mean"):
+            self._make_targets(kind or str(loss))
+        if callable(loss):
+            return _scalar(loss(main_output(self._outputs)[0], self._targets))
         return named_loss(loss, self._outputs, self._targets)
+
+    def _make_targets(self, kind: str) -> None:
+        if self._targets is not None:
+            return
+        logits, _ = main_output(self._outputs)
+        self._target_shape = target_shape(kind, logits, self._inputs)
+        shape, dtype = self._target_shape
+        self._targets = torch.zeros(shape, dtype=dtype).to(self._device)
+
+
+def _scalar(result: Any) -> Tensor:
+    if not isinstance(result, Tensor) or result.dim() != 0:
+        raise WorkloadError(
+            "the loss callable must return a scalar tensor; it is called with (outputs, inputs)"
+        )
+    return result
 
 
 def _make_model(

@@ -72,6 +72,10 @@ class Timeline:
         sizes[list(self.optional)] = 0
         return sizes
 
+    def grows(self) -> bool:
+        """Whether any size depends on the batch."""
+        return bool(self.per_sample.any()) or any(any(slopes) for _, _, _, slopes in self.rules)
+
     def suspect(self) -> bool:
         """Whether a storage would have a negative size at batch 0: then it is hardly on a line.
 

@@ -44,7 +44,8 @@ class Workload:
             batch. A tensor is passed as ``model(x)``, a tuple or list as ``model(*x)``, a mapping
             as ``model(**x)``; they may be nested.
         loss: a name (``cross_entropy``, ``mse``, ``l1``, ``smooth_l1``, ``bce_with_logits``,
-            ``sum``, ``mean``, ``model``), or a callable on (outputs, inputs). None takes the loss
+            ``sum``, ``mean``, ``model``), a criterion of torch such as ``nn.CrossEntropyLoss()``,
+            or a callable on (outputs, inputs). None takes the loss
             that the model returns, else cross-entropy on its logits.
         targets: a function of the batch size for the target of a named loss; None makes one of the
             shape that the outputs ask for.

@@ -191,10 +191,13 @@ def user_workload(value: Any, where: str, options: ModelOptions) -> tuple[Worklo
             "torch.nn.Module, or a function that makes one of them"
         )
     needed = _required(value)
+    if needed == ["device"]:
+        options.refuse(f"{where}, a step function", ())
+        return Workload.from_step(value, name=where), ""
     if needed:
         raise TargetError(
             f"{where} needs arguments ({', '.join(needed)}); name a function without arguments, as "
-            "def make(): return Model(...)"
+            "def make(): return Model(...), or def build(device) that returns step(batch)"
         )
     if options.input:
         return _bare(lambda: _expect_module(value(), where), where, options)

@@ -176,7 +176,8 @@ def find_config(name: str) -> dict[str, Any]:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise TargetError(
         f"no configuration for {name!r}: it is neither a folder nor in the Hugging Face cache, and "
-        f"the hub {found}; {hint}these ship with batchfit: {', '.join(bundled_ids())}"
+        f"the hub {found}; {hint}{len(bundled_ids())} configurations ship with batchfit, as "
+        f"{', '.join(bundled_ids()[:3])}"
     )
 
 

@@ -36,6 +36,18 @@ def unknown_model(library: str, name: str, names: list[str]) -> TargetError:
     return TargetError(f"{library} has no model {name!r}; {hint}")
 
 
+def _torchvision_models() -> Any:
+    """torchvision's models; it is built for one version of torch, and says so in its own way."""
+    try:
+        from torchvision import models
+    except RuntimeError as error:
+        raise TargetError(
+            f"the installed torchvision does not go with torch {torch.__version__} ({error}); "
+            "install both from the same place, as `pip install torch torchvision` does"
+        ) from error
+    return models
+
+
 def _images(shape: tuple[int, ...], options: ModelOptions) -> tuple[Callable[[int], Any], str]:
     if options.input:
         return shaped_inputs(options)
@@ -48,8 +60,7 @@ def torchvision_workload(name: str, options: ModelOptions) -> tuple[Workload, st
     Raises:
         TargetError: no such model, or one that cannot be trained on made-up data.
     """
-    from torchvision import models
-
+    models = _torchvision_models()
     options.refuse(f"torchvision:{name}", _OPTIONS)
     kind = next(
         (

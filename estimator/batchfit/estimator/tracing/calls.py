@@ -110,10 +110,10 @@ class CallContext:
         for index in [self._ledger.transient(size, operator) for size in sizes if size]:
             self._ledger.release(index)
 
-    def born(self, tensor: Tensor, operator: str) -> None:
+    def born(self, tensor: Tensor, operator: str, opaque: bool = False) -> None:
         """Record an output now, where what the kernel takes after it is not alive with the rest."""
         assert self._ledger is not None
-        self._ledger.register(tensor, operator, True)
+        self._ledger.register(tensor, operator, True, opaque)
 
     def note(self, text: str) -> None:
         """Something the reader of the estimate should know."""

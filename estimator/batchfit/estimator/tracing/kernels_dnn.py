@@ -159,13 +159,16 @@ def _cudnn_rnn(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
         )
         samples = x.shape[0] if sizes else steps * batch
         reserve = rnn_reserve_bytes(mode, layers, directions, samples, hidden, x.element_size())
-    return (
+    out = (
         torch.empty(out_shape, dtype=x.dtype, device="meta"),
         torch.empty([layers * directions, batch, proj or hidden], dtype=x.dtype, device="meta"),
         torch.empty(cell if cx is not None else 0, dtype=x.dtype, device="meta"),
         torch.empty(reserve, dtype=torch.uint8, device="meta"),
         torch.empty(0, dtype=x.dtype, device="meta"),
     )
+    for i, tensor in enumerate(out):
+        call.born(tensor, "aten::_cudnn_rnn", opaque=i == 3)
+    return out
 
 
 def rnn_reserve_bytes(

@@ -144,14 +144,24 @@ class Ledger:
         self._closed = True
         self._alive.clear()
 
-    def register(self, tensor: Tensor, operator: str, on_device: bool) -> None:
-        """Record the birth of a tensor's storage, if it is a new one."""
+    def register(
+        self, tensor: Tensor, operator: str, on_device: bool, opaque: bool = False
+    ) -> None:
+        """Record the birth of a tensor's storage, if it is a new one.
+
+        Args:
+            tensor: of the storage.
+            operator: that made it.
+            on_device: on the GPU, not on the host.
+            opaque: a library's own buffer: its bytes are not elements that kernels index.
+        """
         storage = tensor.untyped_storage()
         if storage._cdata in self._alive:
             return
         index = -1
         if on_device:
-            index = self._append(storage.nbytes(), tensor.element_size(), operator, None)
+            itemsize = 0 if opaque else tensor.element_size()
+            index = self._append(storage.nbytes(), itemsize, operator, None)
         self._watch(storage, index)
 
     def _append(self, size: int, itemsize: int, operator: str, category: Category | None) -> int:

@@ -23,10 +23,12 @@ import torch.utils._foreach_utils
 import torch.utils.checkpoint
 from torch import nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from batchfit.estimator.gpus import GPU
 
 from .ledger import Phase
+from .loading import one_process
 from .plain import PlainTorch
 from .recorder import Recorder
 
@@ -304,6 +306,7 @@ def patched(recorder: Recorder, gpu: GPU, clear_autocast: Callable[[], None]) ->
         _patch_autocast(patches, clear_autocast)
         _patch_load(patches, recorder)
         _patch_foreach(patches)
+        patches.set(DataLoader, "_get_iterator", one_process)
         with (
             phases(recorder),
             _real_tensors_kept(recorder),
