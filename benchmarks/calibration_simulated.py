@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.simulated_cases import LEVELS, Case, calibrated  # noqa: E402
+from tests.simulated_device import SimulatedDevice  # noqa: E402
+
+from batchfit.calibration.search import Search, bisection, doubling, halving  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "calibration_simulated.json"
 
@@ -56,6 +59,47 @@ def summary(cases: list[Case], seconds: float) -> dict[str, Any]:
     }
 
 
+#: What a user without a prediction would start from, or stop at.
+_START = 1024
+
+
+def searches(seeds: range) -> dict[str, Any]:
+    """What searching by trial costs on the same devices: runs, failures, distance from the largest.
+
+    ``samples`` is how many samples a search puts through the model, per sample of the largest
+    batch: the time it takes, on a device whose speed does not depend on the batch.
+    """
+    methods = {
+        f"halving from {_START}": lambda runs: halving(runs, _START),
+        "doubling, then bisection": lambda runs: doubling(runs, 2**20, start=2),
+        f"bisection up to {_START}": lambda runs: bisection(runs, 0, _START),
+    }
+    found: dict[str, list[tuple[Search, int, int]]] = {name: [] for name in methods}
+    for seed in track(seeds, "searching"):
+        truth = SimulatedDevice(seed).largest()
+        for name, method in methods.items():
+            device, tried = SimulatedDevice(seed), list[int]()
+
+            def runs(batch: int, device: Any = device, tried: Any = tried) -> bool:
+                tried.append(batch)
+                return bool(device.run(batch, device.budget).ran)
+
+            found[name].append((method(runs), truth, sum(tried)))
+    return {name: _search_summary(results) for name, results in found.items()}
+
+
+def _search_summary(results: list[tuple[Search, int, int]]) -> dict[str, Any]:
+    count = len(results)
+    return {
+        "devices": count,
+        "runs": sum(s.runs for s, _, _ in results) / count,
+        "out_of_memory": sum(s.failures for s, _, _ in results) / count,
+        "samples": statistics.median(tried / truth for _, truth, tried in results),
+        "share_of_largest": statistics.median(min(s.largest / t, 1.0) for s, t, _ in results),
+        "above_largest": sum(s.largest > t for s, t, _ in results) / count,
+    }
+
+
 def main() -> None:
     """Run the cases and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -64,6 +108,7 @@ def main() -> None:
     start = time.perf_counter()
     cases = [calibrated(seed) for seed in track(range(count), "calibrating")]
     found = summary(cases, time.perf_counter() - start)
+    found["searches"] = searches(range(min(count, 200)))
     RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k != "missed"}, indent=1))
 
