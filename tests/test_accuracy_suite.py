@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchfit.estimator.snapshot_replay import real_peak
 
 pytest.importorskip("yaml", reason="comes with timm and transformers")
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,13 +82,6 @@ def test_scaling_takes_one_value_per_batch() -> None:
     assert series["bert-fp16"][0] == (1, 3885 * 2**20)
     assert series["bert-fp16"][-1] == (136, 61365 * 2**20)
     assert [b for b, _ in series["t5"]] == [1, 8, 24, 32]
-
-
-def test_a_recorded_step_becomes_a_snapshot_with_its_peak() -> None:
-    steps = _module("tables.steps")
-    recorded = steps.read("trace-076")
-    peak = real_peak(steps.as_snapshot(recorded))
-    assert peak.allocated == recorded["step"]["real"]["peak_allocated"]
 
 
 def test_a_bracket_is_judged_by_bytes() -> None:

@@ -16,9 +16,9 @@ from batchfit.estimator.snapshot import load_snapshot
 from batchfit.estimator.snapshot_replay import real_peak
 
 from .recorded_jobs import JOBS as RECORDED
+from .snapshots import recorded_step, step_snapshot
 from .test_cli import jobs, no_terminal, run, run_json
 from .test_docs import _documented, _fields
-from .test_snapshot_compare import step_snapshot
 
 __all__ = ["jobs", "no_terminal"]  # fixtures
 
@@ -141,7 +141,8 @@ def test_json_has_the_documented_fields(written: str, capsys: Capture) -> None:
 
 def test_a_real_step(tmp_path: Path, capsys: Capture) -> None:
     """A recorded run of a GPU; its peak, and a matched share that the core's tests bound."""
-    recorded, real = step_snapshot("trace-076")
+    step = recorded_step("trace-076")
+    recorded, real = step_snapshot(step), step["step"]["real"]
     make, batch, gpu = RECORDED["trace-076"]
     file = tmp_path / "real.pickle"
     file.write_bytes(pickle.dumps(recorded, protocol=4))

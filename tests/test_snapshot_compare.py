@@ -18,7 +18,7 @@ from batchfit.estimator.snapshot_compare import Match, common_subsequence, compa
 from batchfit.estimator.snapshot_replay import real_peak
 
 from .recorded_jobs import JOBS
-from .snapshots import BATCH, Snapshot, small, snapshot_of
+from .snapshots import BATCH, Snapshot, recorded_step, small, snapshot_of, step_snapshot
 
 ORACLE = Path(__file__).parent / "data" / "oracle"
 CLASSIC = [
@@ -95,40 +95,6 @@ def test_peaks_of_real_traces(path: Path) -> None:
     assert sum(block.size for block in peak.live) == peak.allocated
 
 
-def step_snapshot(name: str) -> tuple[Snapshot, dict[str, Any]]:
-    """A recorded step as a snapshot: it has no addresses, so each block gets a segment."""
-    recorded = json.loads(gzip.decompress((ORACLE / "steps" / f"{name}.json.gz").read_bytes()))
-    events: list[dict[str, Any]] = []
-    place: dict[int, tuple[int, int, int]] = {}
-    live: dict[int, Any] = {}
-
-    def add(action: str, address: int, size: int, frames: Any = ()) -> None:
-        events.append({"action": action, "addr": address, "size": size, "frames": list(frames)})
-
-    for event in recorded["events"]["events"]:
-        if event[0] in ("i", "a"):
-            number, requested, size = event[1:4]
-            place[number] = (len(place) + 1) << 40, requested, size
-            live[number] = []
-            if event[0] == "a":
-                live[number] = [{"name": event[4], "filename": event[5], "line": 0}]
-                add("segment_alloc", place[number][0], size)
-                add("alloc", place[number][0], requested, live[number])
-        elif event[0] == "f":
-            address, requested, size = place[event[1]]
-            add("free_requested", address, requested)
-            add("free_completed", address, requested)
-            add("segment_free", address, size)
-            del live[event[1]]
-    segments = []
-    for number, frames in live.items():
-        address, requested, size = place[number]
-        block = {"address": address, "size": size, "requested_size": requested}
-        block |= {"state": "active_allocated", "frames": frames}
-        segments.append({"device": 0, "address": address, "total_size": size, "blocks": [block]})
-    return {"segments": segments, "device_traces": [events]}, recorded["step"]["real"]
-
-
 # Trace -> the least share of the bytes alive at the real peak that the prediction has, and the
 # largest relative error of the predicted peak.
 #  76: torch 2.5 allocates 1 MiB for cublasLt in each biased addmm; 2.7 and later do not.
@@ -147,7 +113,8 @@ MATCHED = {
 @pytest.mark.parametrize("name", MATCHED)
 def test_recorded_steps_block_by_block(name: str) -> None:
     make, batch, gpu = JOBS[name]
-    recorded, real = step_snapshot(name)
+    step = recorded_step(name)
+    recorded, real = step_snapshot(step), step["step"]["real"]
     found = compare(estimate(make(), gpu=gpu, allocator=""), batch, recorded)
     least, error = MATCHED[name]
     assert found.real_allocated == real["peak_allocated"]
