@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-
 pytest.importorskip("yaml", reason="comes with timm and transformers")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
