@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.accuracy import probes, report  # noqa: E402
+from benchmarks.accuracy.entries import entries  # noqa: E402
 from benchmarks.accuracy.tables.timm import BUDGET, RANGE_GIB, judge  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -182,6 +183,13 @@ def brackets(records: Records, name: str, title: str) -> str:
         f"{gib:.1f}: {sum(judge(r, round(gib * GIB))['right'] for r in rows)}" for gib in RANGE_GIB
     )
     right, asked = report.right(rows)
+    waiting = len(entries((name,))) - sum(r["id"].startswith(f"{name}/") for r in records)
+    open_rows = (
+        f" The other {waiting} rows of the file are still to be run (`--table {name}` goes on); "
+        "those that were are a random choice."
+        if waiting
+        else ""
+    )
     known = report.causes()
     body = [
         [row_name(r), str(r["fitted"]), str(r["failed"]), f"{r['off'] / MIB:+,.0f} MiB",
@@ -191,8 +199,8 @@ def brackets(records: Records, name: str, title: str) -> str:
     return section(
         f"## {title}",
         f"On one budget of {BUDGET / GIB:.1f} GiB for the card, does the largest batch that ran "
-        f"fit, and the next size not? {right} of {asked} right. Right with other budgets, in GiB: "
-        f"{shares}. The misses:",
+        f"fit, and the next size not? {right} of {asked} right.{open_rows} Right with other "
+        f"budgets, in GiB: {shares}. The misses:",
         table(["model", "ran", "failed", "off", "", "cause"], body),
     )
 
