@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -141,3 +145,14 @@ def block(size: int) -> int:
 # time of these tests, were not torch's own put aside here.
 gc.collect()
 gc.freeze()
+
+
+def load_script(path: Path) -> ModuleType:
+    """A script of the repository that is in no package, as a module; sys.path stays as it was."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module

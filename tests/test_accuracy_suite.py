@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +14,8 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+
+from .helpers import load_script
 
 pytest.importorskip("yaml", reason="comes with timm and transformers")
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,14 +31,6 @@ entries, report, runner, environments, probes, peers, main = (
     for name in ("entries", "report", "runner", "environments", "probes", "peers", "__main__")
 )
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
-
-
-def _page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("page", ROOT / "docs" / "build_accuracy.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -263,7 +255,7 @@ def test_every_miss_has_a_cause() -> None:
 
 
 def test_the_page_shows_the_results() -> None:
-    page = _page()
+    page = load_script(ROOT / "docs" / "build_accuracy.py")
     assert page.PAGE.read_text(encoding="utf-8") == page.build()
 
 

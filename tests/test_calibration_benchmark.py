@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,21 +12,14 @@ import torch
 from batchfit.estimator import estimate
 
 from .calibration_models import JOBS
+from .helpers import load_script
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "cuda_calibrate", BENCHMARKS / "cuda_calibrate.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
+    return load_script(BENCHMARKS / "cuda_calibrate.py")
 
 
 def test_one_row(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

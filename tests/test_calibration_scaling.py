@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from .helpers import load_script
+
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "calibration_scaling.py"
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("calibration_scaling", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return dict(script().summary())
+    return dict(load_script(SCRIPT).summary())
 
 
 def test_two_sizes_predict_the_others(found: dict[str, Any]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -15,6 +13,8 @@ import pytest
 
 from batchfit.cli import main
 from batchfit.cli.main import cli
+
+from .helpers import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,15 +24,7 @@ DOCUMENTS = sorted(
 )  # fmt: skip
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_cli", ROOT / "docs" / "build_cli.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-build = _script()
+build = load_script(ROOT / "docs" / "build_cli.py")
 
 
 @pytest.mark.parametrize("name", cli.commands)

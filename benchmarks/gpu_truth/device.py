@@ -7,13 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from batchfit.estimator import GPU, TargetError, find_gpu
-from batchfit.estimator.gpus import context_bytes_of
+from batchfit.calibration.gpu import gpu_from
+from batchfit.estimator import GPU
 
 MIB = 2**20
 
@@ -174,18 +173,8 @@ def card_gpu(card: Mapping[str, Any]) -> GPU:
     The budgets of this benchmark are given in bytes, so of the entry only what decides kernels and
     their workspaces counts: capability, SMs, threads per SM.
     """
-    capability = (int(card["capability"][0]), int(card["capability"][1]))
-    own: dict[str, Any] = {
-        "total_bytes": card["total_bytes"], "total_bytes_max": card["total_bytes"],
-        "capability": capability, "sm_count": card["sm_count"],
-        "threads_per_sm": card["threads_per_sm"],
-    }  # fmt: skip
-    try:
-        return replace(find_gpu(card["name"]), **own)
-    except TargetError:
-        context = context_bytes_of(card["vendor"], card["sm_count"], card["threads_per_sm"])
-        return GPU(
-            name=card["name"], vendor=card["vendor"], arch=f"sm_{capability[0]}{capability[1]}",
-            bandwidth_gbs=0.0, context_bytes=context, category="unknown", exact_total=True,
-            nominal_gb=round(card["total_bytes"] / 1e9), sources={}, **own,
-        )  # fmt: skip
+    major, minor = card["capability"]
+    return gpu_from(
+        card["name"], card["vendor"], card["total_bytes"], (int(major), int(minor)),
+        card["sm_count"], threads_per_sm=card["threads_per_sm"],
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from torch import nn
 
 from batchfit.estimator import Estimate, TraceError, Workload, WorkloadError
 from batchfit.estimator import estimate as make_estimate
+from batchfit.estimator.answer import traced_batches
 from batchfit.estimator.steps import refuse_lazy
 
 from .answer import Conditions
@@ -184,7 +185,7 @@ def _model(
     if blind:
         return BlindModel(fingerprint_of(work), "as asked for", noise)
     unit = conditions.multiple_of
-    traced_at = (2, 3) if unit == 1 else (unit, 2 * unit)
+    traced_at = traced_batches(unit)
     try:
         if meter.device.type != "cpu":
             gpu = gpu_of(meter)

@@ -8,6 +8,7 @@ is (any dispatch mode changes what autograd does in place), and it costs about 6
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -23,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from batchfit.estimator.units import format_bytes
 
 from .errors import CalibrationError
-from .meters import Memory, Watch, collect
+from .meters import Memory, Watch
 
 __all__ = ["CpuMeter"]
 
@@ -91,7 +92,7 @@ class CpuMeter:
         return Memory(total, free, 0, 0)
 
     def release(self) -> None:
-        collect()
+        gc.collect()
 
     def describe(self) -> dict[str, str]:
         return {

@@ -159,11 +159,6 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def collect() -> None:
-    """Drop what only cycles hold: an exception's frames, autograd graphs."""
-    gc.collect()
-
-
 class AcceleratorMeter:
     """CUDA, ROCm and XPU: the caching allocator's own statistics. See :class:`Meter`."""
 
@@ -234,7 +229,7 @@ class AcceleratorMeter:
         return Memory(int(total), max(int(free), 0), reserved, allocated)
 
     def release(self) -> None:
-        collect()
+        gc.collect()  # an exception's frames and autograd graphs hang in cycles
         self._torch.synchronize(self.device)
         self._torch.empty_cache()
 
@@ -305,7 +300,7 @@ class MpsMeter:
         )
 
     def release(self) -> None:
-        collect()
+        gc.collect()
         torch.mps.synchronize()
         torch.mps.empty_cache()
 

@@ -103,8 +103,7 @@ class EstimateModel:
     def uses_batch(self) -> bool:
         if not self.estimate.affine:
             return True
-        timeline = self.estimate.timeline_at(1)
-        return bool(timeline.per_sample.any() or timeline.rules)
+        return self.estimate.timeline_at(1).grows()
 
     def limit(self) -> int:
         return self.estimate.index_limit()
@@ -145,7 +144,7 @@ class CpuModel:
         return self.allocated(batch)
 
     def uses_batch(self) -> bool:
-        return bool(self._timeline.per_sample.any())
+        return self._timeline.grows()
 
     def limit(self) -> int:
         return _ANY

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 TRACED_BATCHES = (2, 3)
 
 
+def traced_batches(unit: int) -> tuple[int, int]:
+    """Two batch sizes to trace, for code that takes only multiples of ``unit``.
+
+    >>> traced_batches(1), traced_batches(8)
+    ((2, 3), (8, 16))
+    """
+    return TRACED_BATCHES if unit == 1 else (unit, 2 * unit)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
     """The answer to "how large can the batch be".
@@ -94,8 +103,12 @@ def solve_batch(
     peak = estimate.peak(at)
     comfortable = batch
     if batch and estimate.timeline_at(batch).optional and not unlimited:
-        peak = estimate.replay(at, room.bytes).peak_allocated
-        comfortable = largest(lambda b: estimate.fits_with_workspaces(b, room), candidate, batch)
+        run = estimate.within(batch, room)
+        peak = run.peak_allocated
+        if run.skipped:
+            comfortable = largest(
+                lambda b: estimate.fits_with_workspaces(b, room), candidate, batch
+            )
     parts = estimate.breakdown(at)
     sure = bool(batch) and not unlimited
     return BatchAnswer(

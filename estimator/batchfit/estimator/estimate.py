@@ -53,6 +53,7 @@ class Estimate:
         self._options = options
         self._timeline = timeline
         self._replays: dict[int, Replay] = {}
+        self._limited: tuple[tuple[int, int], Replay] | None = None
         self._direct: dict[int, Timeline] = {}
         self._notes = notes
         self._log_notes = [t.log.notes for t in traces]
@@ -81,13 +82,20 @@ class Estimate:
         return self._direct[batch]
 
     def replay(self, batch: int, budget: int | None = None) -> Replay:
-        """Run the timeline through the allocator's twin, without a limit or within a budget."""
+        """Run the timeline through the allocator's twin, without a limit or within a budget.
+
+        All replays without a limit are kept, and the last one within a budget: several questions
+        are asked of it in turn.
+        """
         timeline = self.timeline_at(batch)
         if budget is not None:
-            return replay(
-                timeline.events, timeline.sizes(batch), settings=self.allocator, budget=budget,
-                optional=timeline.optional,
-            )  # fmt: skip
+            if self._limited is None or self._limited[0] != (batch, budget):
+                run = replay(
+                    timeline.events, timeline.sizes(batch), settings=self.allocator, budget=budget,
+                    optional=timeline.optional,
+                )  # fmt: skip
+                self._limited = (batch, budget), run
+            return self._limited[1]
         if batch not in self._replays:
             sizes = timeline.sizes(batch)
             self._replays[batch] = replay(timeline.events, sizes, settings=self.allocator)
@@ -223,9 +231,15 @@ class Estimate:
             return False  # more bytes alive than there are: no need to ask the allocator
         return self.replay(batch, size).oom is None
 
+    def within(
+        self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
+    ) -> Replay:
+        """What the allocator does on the GPU, or in a budget; ``oom`` says where it runs out."""
+        return self.replay(check_batch(batch), self._room(budget, margin))
+
     def fits_with_workspaces(self, batch: int, budget: int | str | Budget | None = None) -> bool:
         """Whether a batch fits together with every workspace that cuDNN would like to have."""
-        run = self.replay(check_batch(batch), self._room(budget, None))
+        run = self.within(batch, budget)
         return run.oom is None and not run.skipped
 
     def _room(self, budget: int | str | Budget | None, margin: int | str | None) -> int:
@@ -292,7 +306,7 @@ class Estimate:
         self, batch: int, budget: int | str | Budget | None = None, margin: int | str | None = None
     ) -> str | None:
         """PyTorch's message where this batch runs out, with the place; None if it fits."""
-        run = self.replay(check_batch(batch), self._room(budget, margin))
+        run = self.within(batch, budget, margin)
         if run.oom is None:
             return None
         assert run.oom.event is not None
@@ -312,6 +326,7 @@ class Estimate:
                 self._notes.append(why_not_affine(found, batch))
                 self._timeline = None
                 self._replays.clear()
+                self._limited = None
                 self._direct[batch] = from_trace(third)
         return self._confirmed[batch]
 

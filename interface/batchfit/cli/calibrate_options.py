@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .options import _MODEL, _WORKLOAD
+from .options import AS_JSON, CANDIDATES_GROUP, MODEL_GROUP, WORKLOAD_GROUP
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -35,10 +35,7 @@ _CALIBRATE = (
     click.option("--verify/--no-verify", default=True, help="Run the answer itself."),
     click.option("--blind", is_flag=True, help="Do not trace; lay a line through the probes."),
     click.option("--isolate", is_flag=True, help="Run each probe in a process of its own."),
-    click.option("--power-of-two", is_flag=True, help="Only powers of two as answer."),
-    click.option(
-        "--multiple-of", type=int, metavar="N", default=1, help="Only multiples of N as answer.",
-    ),
+    *CANDIDATES_GROUP,
     click.option("--max-batch", type=int, metavar="N", help="Never answer more than N."),
     click.option(
         "--dataset", type=int, metavar="N",
@@ -64,7 +61,7 @@ _CALIBRATE = (
         "--saved", metavar="FILE",
         help="Use the calibration in FILE if it is of this job here; else calibrate and write it.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
+    AS_JSON,
 )  # fmt: skip
 
 _VALIDATE = (
@@ -82,25 +79,15 @@ _VALIDATE = (
         "--here/--anywhere", default=False,
         help="Refuse a calibration of another device or other software than these.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
+    AS_JSON,
 )  # fmt: skip
 
 
 def calibrate_options(command: _F) -> _F:
     """All options of ``batchfit calibrate``."""
-    workload = [o for o in _WORKLOAD if "attention" not in _names(o)]
-    for option in reversed((*_CALIBRATE, *workload, *_MODEL)):
+    for option in reversed((*_CALIBRATE, *WORKLOAD_GROUP, *MODEL_GROUP)):
         command = option(command)
     return command
-
-
-def _names(option: Callable[[Any], Any]) -> list[str]:
-    """The names of the parameter that a click decorator makes."""
-
-    def probe() -> None: ...
-
-    option(probe)
-    return [str(param.name) for param in getattr(probe, "__click_params__", [])]
 
 
 def validate_options(command: _F) -> _F:

@@ -103,6 +103,29 @@ _ALLOCATOR = click.option(
     "[default: those of the environment]",
 )  # fmt: skip
 
+AS_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."
+)
+_ATTENTION = click.option(
+    "--attention", type=click.Choice(ATTENTION),
+    help="Attention kernel to prefer.  [default: CUDA's choice]",
+)  # fmt: skip
+
+#: Which batch sizes are taken for an answer.
+CANDIDATES_GROUP = (
+    click.option("--power-of-two", is_flag=True, help="Only powers of two as answer."),
+    click.option(
+        "--multiple-of", type=int, metavar="N", default=1, help="Only multiples of N as answer.",
+    ),
+)  # fmt: skip
+
+#: One batch size on one GPU, for the commands that look at that.
+_BATCH = click.option("--batch", type=int, metavar="N", required=True, help="The batch size.")
+_GPU = click.option(
+    "--gpu", metavar="NAME",
+    help="The GPU, as rtx-3090 or a100-80gb; see `batchfit gpus`.  [default: A100 80GB]",
+)  # fmt: skip
+
 _ANSWER = (
     click.option(
         "--batch", multiple=True, type=int, metavar="N",
@@ -119,21 +142,18 @@ _ANSWER = (
     click.option(
         "--margin", metavar="SIZE", help="Memory of the GPU to keep free.  [default: 256MiB]",
     ),
-    click.option("--power-of-two", is_flag=True, help="Only powers of two as answer."),
-    click.option(
-        "--multiple-of", type=int, metavar="N", default=1, help="Only multiples of N as answer.",
-    ),
+    *CANDIDATES_GROUP,
     click.option(
         "--max-batch", type=int, metavar="N",
         help="Never answer more than N, for example the size of the dataset.",
     ),
     _ALLOCATOR,
     click.option("--layers", is_flag=True, help="Also print the layer tree and the module table."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
+    AS_JSON,
 )  # fmt: skip
 
 _SNAPSHOT = (
-    click.option("--batch", type=int, metavar="N", required=True, help="The batch size."),
+    _BATCH,
     click.option(
         "-o", "--output", metavar="FILE", help="Write the predicted snapshot to this file.",
     ),
@@ -146,24 +166,13 @@ _SNAPSHOT = (
         "--json", "as_json", is_flag=True,
         help="Print the comparison as one JSON object (docs/json.md).",
     ),
-    click.option(
-        "--gpu", metavar="NAME",
-        help="The GPU, as rtx-3090 or a100-80gb; see `batchfit gpus`.  [default: A100 80GB]",
-    ),
+    _GPU,
     _ALLOCATOR,
 )  # fmt: skip
 
-_EXPLAIN = (
-    click.option("--batch", type=int, metavar="N", required=True, help="The batch size."),
-    click.option(
-        "--gpu", metavar="NAME",
-        help="The GPU, as rtx-3090 or a100-80gb; see `batchfit gpus`.  [default: A100 80GB]",
-    ),
-    _ALLOCATOR,
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md)."),
-)  # fmt: skip
+_EXPLAIN = (_BATCH, _GPU, _ALLOCATOR, AS_JSON)
 
-_WORKLOAD = (
+WORKLOAD_GROUP = (
     click.option(
         "--precision", type=click.Choice(PRECISIONS), help="Numeric precision.  [default: fp32]",
     ),
@@ -198,13 +207,9 @@ _WORKLOAD = (
     ),
     click.option("--evaluate", is_flag=True, help="An evaluation pass follows each step."),
     click.option("--inference", is_flag=True, help="No training: no gradients, no optimizer."),
-    click.option(
-        "--attention", type=click.Choice(ATTENTION),
-        help="Attention kernel to prefer.  [default: CUDA's choice]",
-    ),
 )  # fmt: skip
 
-_MODEL = (
+MODEL_GROUP = (
     click.option("--image-size", callback=_image_size, metavar="N|HxW", help="Size of images."),
     click.option("--channels", type=click.IntRange(1), metavar="N", help="Channels of images."),
     click.option(
@@ -236,21 +241,21 @@ _MODEL = (
 
 def estimate_options(command: _F) -> _F:
     """All options of ``batchfit estimate``."""
-    for option in reversed((*_ANSWER, *_WORKLOAD, *_MODEL)):
+    for option in reversed((*_ANSWER, *WORKLOAD_GROUP, _ATTENTION, *MODEL_GROUP)):
         command = option(command)
     return command
 
 
 def snapshot_options(command: _F) -> _F:
     """All options of ``batchfit snapshot``."""
-    for option in reversed((*_SNAPSHOT, *_WORKLOAD, *_MODEL)):
+    for option in reversed((*_SNAPSHOT, *WORKLOAD_GROUP, _ATTENTION, *MODEL_GROUP)):
         command = option(command)
     return command
 
 
 def explain_options(command: _F) -> _F:
     """All options of ``batchfit explain``."""
-    for option in reversed((*_EXPLAIN, *_WORKLOAD, *_MODEL)):
+    for option in reversed((*_EXPLAIN, *WORKLOAD_GROUP, _ATTENTION, *MODEL_GROUP)):
         command = option(command)
     return command
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from batchfit.estimator import GPU, Budget, find_gpu
 from batchfit.estimator.allocator import AllocatorSettings
+from batchfit.estimator.answer import traced_batches
 from batchfit.estimator.budget import explicit_budget, gpu_budget
 from batchfit.estimator.solve import candidates, check_batch
 
@@ -51,7 +52,7 @@ class Plan:
     @property
     def traced_at(self) -> tuple[int, int]:
         """Two batch sizes to trace: multiples, for code that takes only those."""
-        return (2, 3) if self.multiple_of == 1 else (self.multiple_of, 2 * self.multiple_of)
+        return traced_batches(self.multiple_of)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Plan:

@@ -152,13 +152,13 @@ def _column(gpu: GPU, found: Estimate, budget: Budget, plan: Plan) -> Column:
     answer = found.answer(budget, plan.power_of_two, plan.multiple_of, plan.max_batch)
     rows = []
     for batch in plan.batches or _shown(answer, plan.smallest, found.affine):
-        run = found.replay(batch, budget.bytes)
+        run = found.within(batch, budget)
         room = budget.bytes if run.oom is None and run.skipped else None
         row = Row(
             batch=batch, gpu=gpu.name, peak=found.replay(batch, room).peak_allocated,
             least=found.peak_range(batch)[0], reserved=found.reserved(batch),
             breakdown=found.breakdown(batch, room), moment=found.peak_moment(batch, room),
-            fits=found.fits(batch, budget), reserved_here=_reserved(found, batch, budget),
+            fits=run.oom is None, reserved_here=_reserved(found, batch, budget),
             out_of_memory=found.out_of_memory(batch, budget),
         )  # fmt: skip
         rows.append(row)
@@ -172,7 +172,7 @@ def _reserved(found: Estimate, batch: int, budget: Budget) -> int:
 
     Where the batch does not fit, it is what a GPU with memory to spare would show.
     """
-    run = found.replay(batch, budget.bytes)
+    run = found.within(batch, budget)
     return found.reserved(batch) if run.oom is not None else run.peak_reserved
 
 

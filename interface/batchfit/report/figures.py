@@ -7,7 +7,7 @@ with ``figure.savefig`` or show it in a notebook by returning it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -141,8 +141,7 @@ def memory_over_batch(
             axes.plot(
                 batches, np.asarray(values) / GIB, style, color=LINES[0], label=label, linewidth=1.6
             )
-        for (name, budget), colour in zip(budgets.items(), _cycle(LINES[1:], len(budgets)),
-                                          strict=True):  # fmt: skip
+        for (name, budget), colour in zip(budgets.items(), cycle(LINES[1:]), strict=False):
             size, answer = budget.bytes / GIB, answers[name]
             axes.axhline(size, color=colour, linewidth=1.2)
             said = f"{name}: {answer}" if answer else f"{name}: does not fit"
@@ -158,10 +157,6 @@ def memory_over_batch(
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper left", labelcolor=ink)
     return figure
-
-
-def _cycle(colours: Sequence[str], n: int) -> list[str]:
-    return [colours[i % len(colours)] for i in range(n)]
 
 
 def feasibility(

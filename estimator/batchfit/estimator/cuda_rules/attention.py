@@ -126,10 +126,10 @@ class AttentionRules:
         Shapes: q (N, H, L, E), k (N, H_kv, S, E), v (N, H_kv, S, E_v) -> (N, H, L, E_v); from torch
         2.14 on N may be missing (normalize_unbatched_input).
         """
-        if q.dim() == 3 and _batched(q, k, v)[0].dim() == 4:
-            q, k, v = _batched(q, k, v)
+        batched = _batched(q, k, v)
+        if batched[0] is not q:
             return self.run(
-                q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa
+                *batched, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa
             ).squeeze(0)
         backend = self.choose(q, k, v, mask, dropout, causal, enable_gqa)
         if backend == "math":

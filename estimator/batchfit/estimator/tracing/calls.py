@@ -104,9 +104,16 @@ class CallContext:
         assert self._ledger is not None
         self._pending += [self._ledger.transient(size, operator) for size in sizes if size]
 
+    def buffers(self, sizes: Sequence[int], operator: str) -> None:
+        """As :meth:`scratch`, of a kernel's own making: left out with the kind "kernels"."""
+        if "kernels" in self.workspaces:
+            self.scratch(sizes, operator)
+
     def passing(self, sizes: Sequence[int], operator: str) -> None:
-        """Buffers that come and go, all alive at once, before the running operator goes on."""
+        """As :meth:`buffers`, but gone, all at once, before the running operator goes on."""
         assert self._ledger is not None
+        if "kernels" not in self.workspaces:
+            return
         for index in [self._ledger.transient(size, operator) for size in sizes if size]:
             self._ledger.release(index)
 

@@ -40,11 +40,10 @@ def _flash_backward(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any
     n, heads, rows, width = query.shape
     rows = _up(rows, _FLASH_ROWS)
     width = _up(width, 32 if width <= 128 else 64)
-    if "kernels" in call.workspaces:
-        call.scratch([4 * n * heads * rows, 4 * n * heads * rows * width], func._schema.name)
-        if key.shape[1] != heads:
-            expanded = n * heads * key.shape[2] * query.shape[3] * query.element_size()
-            call.scratch([expanded, expanded], func._schema.name)
+    call.buffers([4 * n * heads * rows, 4 * n * heads * rows * width], func._schema.name)
+    if key.shape[1] != heads:
+        expanded = n * heads * key.shape[2] * query.shape[3] * query.element_size()
+        call.buffers([expanded, expanded], func._schema.name)
     return func(*args, **kwargs)
 
 
@@ -58,13 +57,12 @@ def _efficient_backward(call: CallContext, func: Any, args: Any, kwargs: Any) ->
     grad, query, out = args[0], args[1], args[5]
     n, heads, rows, width = query.shape
     call.scratch([copy_bytes(grad.transpose(1, 2))], "aten::contiguous")
-    if "kernels" in call.workspaces:
-        delta = 4 * n * heads * rows
-        in_kernel = query.element_size() == 2 and call.gpu.capability >= (7, 5)
-        product = 0 if in_kernel else 4 * out.numel()
-        casts = 0 if in_kernel or out.dtype is torch.float32 else 4 * out.numel()
-        blocks = -(-rows // _EFFICIENT_ROWS)
-        tile = 4 * _EFFICIENT_ROWS * _up(width, _EFFICIENT_COLUMNS) + _EFFICIENT_LOCK
-        call.passing([product, casts, casts, delta if product else 0], func._schema.name)
-        call.scratch([delta, n * heads * blocks * tile], func._schema.name)
+    delta = 4 * n * heads * rows
+    if query.element_size() != 2 or call.gpu.capability < (7, 5):
+        product = 4 * out.numel()
+        cast = 0 if out.dtype is torch.float32 else product
+        call.passing([product, cast, cast, delta], func._schema.name)
+    blocks = -(-rows // _EFFICIENT_ROWS)
+    tile = 4 * _EFFICIENT_ROWS * _up(width, _EFFICIENT_COLUMNS) + _EFFICIENT_LOCK
+    call.buffers([delta, n * heads * blocks * tile], func._schema.name)
     return func(*args, **kwargs)

@@ -105,11 +105,14 @@ def _convolution_backward(call: CallContext, func: Any, args: Any, kwargs: Any) 
     )
     grads: list[Tensor | None] = []
     of_x_and_weight = (x, sizes.input_gradient), (weight, sizes.weight_gradient)
-    for wanted, (tensor, size) in zip(mask, of_x_and_weight, strict=False):
-        grads.append(empty(tensor.shape, grad, layout) if wanted else None)
-        if grads[-1] is not None:
-            call.born(grads[-1], "aten::convolution_backward")
-            call.convolution(size, "aten::convolution_backward", sizes.required)
+    for wanted, (tensor, size) in zip(mask[:2], of_x_and_weight, strict=True):
+        if not wanted:
+            grads.append(None)
+            continue
+        made = empty(tensor.shape, grad, layout)
+        grads.append(made)
+        call.born(made, "aten::convolution_backward")
+        call.convolution(size, "aten::convolution_backward", sizes.required)
     bias = torch.empty(bias_sizes, dtype=grad.dtype, device="meta") if mask[2] else None
     return (*grads, bias)
 

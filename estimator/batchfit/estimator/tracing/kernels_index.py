@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import CallContext, copy_bytes, kernel
+from .calls import CallContext, copy_bytes, kernel, nbytes
 
 aten = torch.ops.aten
 
@@ -112,12 +112,10 @@ def index_put_accumulate(call: CallContext, args: Any) -> None:
         return  # masks become indices whose number only data can tell
     shape = tuple(torch.broadcast_shapes(*(i.shape for i in given)))  # type: ignore[no-untyped-call]
     call.scratch([copy_bytes(values)], "aten::contiguous")
-    if "kernels" not in call.workspaces:
-        return
     size = 8 * math.prod(shape)
     slices = [n for n, index in zip(target.shape, indices, strict=False) if index is not None]
     passes = -(-max(math.prod(slices) - 1, 1).bit_length() // 8)
-    call.scratch([size] * 4, "aten::_index_put_impl_")  # linear, sorted, original, range
+    call.buffers([size] * 4, "aten::_index_put_impl_")  # linear, sorted, original, range
     call.by_rule(RadixSortRule(passes), shape, "aten::_index_put_impl_")
 
 
@@ -126,13 +124,12 @@ def _foreach_norm(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """ForeachReduceOp.cu: a partial result per tensor and chunk of 65,536 elements."""
     tensors = args[0]
     chunks = max((-(-t.numel() // 65536) for t in tensors), default=0)
-    if "kernels" in call.workspaces:
-        call.scratch([4 * len(tensors) * chunks], func._schema.name)
+    call.buffers([4 * len(tensors) * chunks], func._schema.name)
     return func(*args, **kwargs)
 
 
 @kernel(aten._fft_c2r.default)
 def _fft_c2r(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
     """SpectralOps.cpp, _fft_c2r_cufft: cuFFT overwrites its input, so it gets a copy."""
-    call.scratch([args[0].numel() * args[0].element_size()], "aten::clone")
+    call.scratch([nbytes(args[0])], "aten::clone")
     return func(*args, **kwargs)

@@ -6,7 +6,6 @@ those of torch's meta kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,11 +17,17 @@ from .calls import CallContext, Kernel, copy_bytes, kernel
 aten = torch.ops.aten
 
 
-def _copies(*positions: int) -> Kernel:
-    """The kernel works on contiguous copies of these arguments, for as long as it runs."""
+def _copies(*positions: int, like: int | None = None) -> Kernel:
+    """The kernel works on contiguous copies of these arguments, for as long as it runs.
+
+    Args:
+        positions: of the arguments.
+        like: the argument whose memory format the copies have; None: plainly contiguous.
+    """
 
     def run(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
-        sizes = [copy_bytes(args[i]) for i in positions if i < len(args)]
+        layout = torch.contiguous_format if like is None else suggest_memory_format(args[like])
+        sizes = [copy_bytes(args[i], layout) for i in positions if i < len(args)]
         call.scratch(sizes, "aten::contiguous")
         return func(*args, **kwargs)
 
@@ -37,7 +42,7 @@ kernel(aten.native_layer_norm.default)(_copies(0))
 kernel(aten.native_layer_norm_backward.default)(_copies(0, 1))
 # layer_norm_kernel.cu: _fused_rms_norm_backward_cuda, as for layer_norm.
 kernel(aten._fused_rms_norm_backward.default)(_copies(0, 1))
-# UpSample*.cu: the NCHW kernels take grad_output_.contiguous().
+# ReplicationPadding.cu, ReflectionPad.cu: input.contiguous().
 kernel(aten.replication_pad2d.default, aten.replication_pad1d.default)(_copies(0))
 kernel(aten.reflection_pad2d.default, aten.reflection_pad1d.default)(_copies(0))
 
@@ -61,11 +66,9 @@ def _statistics(count: int) -> Kernel:
     def run(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
         x = args[1] if func is aten.native_group_norm_backward.default else args[0]
         copies = [copy_bytes(t) for t in args[:2] if isinstance(t, Tensor) and t.dim() > 1]
-        item = 8 if x.dtype is torch.float64 else 4
-        rows = x.shape[0] * x.shape[1] * item
-        if "kernels" in call.workspaces:
-            copies += [rows] * count
         call.scratch(copies, func._schema.name)
+        item = 8 if x.dtype is torch.float64 else 4
+        call.buffers([x.shape[0] * x.shape[1] * item] * count, func._schema.name)
         return func(*args, **kwargs)
 
     return run
@@ -76,30 +79,16 @@ kernel(aten.native_group_norm.default)(_statistics(2))
 kernel(aten.native_group_norm_backward.default)(_statistics(3))
 
 
-def _in_format(*positions: int, like: int) -> Kernel:
-    """The kernel makes arguments contiguous in the memory format of one of them."""
-
-    def run(call: CallContext, func: Any, args: Any, kwargs: Any) -> Any:
-        layout = suggest_memory_format(args[like])
-        tensors: Sequence[Any] = [args[i] for i in positions if i < len(args)]
-        call.scratch([copy_bytes(t, layout) for t in tensors], "aten::contiguous")
-        return func(*args, **kwargs)
-
-    return run
-
-
 # DilatedMaxPool2d.cu, AveragePool2d.cu: memory_format = input.suggest_memory_format().
-kernel(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default)(_in_format(0, like=0))
-kernel(aten.max_pool2d_with_indices_backward.default)(_in_format(0, 1, like=1))
-kernel(aten.avg_pool2d_backward.default)(_in_format(0, 1, like=1))
+kernel(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default)(_copies(0, like=0))
+kernel(aten.max_pool2d_with_indices_backward.default)(_copies(0, 1, like=1))
+kernel(aten.avg_pool2d_backward.default)(_copies(0, 1, like=1))
 # AdaptiveAveragePooling.cu: the gradient in the input's format.
-kernel(aten._adaptive_avg_pool2d_backward.default)(_in_format(0, like=1))
+kernel(aten._adaptive_avg_pool2d_backward.default)(_copies(0, like=1))
 # UpSampleBilinear2d.cu and its kin: input and gradient in their own format.
 kernel(
     aten.upsample_bilinear2d.default, aten.upsample_nearest2d.default,
     aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default,
-)(_in_format(0, like=0))  # fmt: skip
-kernel(
     aten.upsample_bilinear2d_backward.default, aten.upsample_nearest2d_backward.default,
     aten.upsample_bicubic2d_backward.default, aten._upsample_bilinear2d_aa_backward.default,
-)(_in_format(0, like=0))  # fmt: skip
+)(_copies(0, like=0))  # fmt: skip

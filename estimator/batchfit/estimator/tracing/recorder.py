@@ -156,7 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: Tensor = args[0]
         if self._device_type == "cpu":
             return _WRITTEN_IN_PLACE[func](*args, **kwargs)
-        if func is aten.index_put.default and self._call is not None:
+        accumulates = func is aten.index_put.default and args[3:4] == (True,)
+        if accumulates and self._call is not None:
             index_put_accumulate(self._call, args)
             self._call.finish()
         self.follower.values.forget(target.untyped_storage()._cdata)
