@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,3 +146,40 @@ def test_the_priors_have_the_quantiles_of_their_sources() -> None:
         errors = normal * prior.median * np.exp(prior.log_sd * draws.standard_normal(len(normal)))
         assert np.quantile(errors, 0.5) == pytest.approx(half, rel=0.05)
         assert np.quantile(errors, 0.9) == pytest.approx(tenth, rel=0.05)
+
+
+# An MLP with AdamW on the CPU, blind: two probes where the optimizer decides, three beyond.
+MLP = {2: 453_532, 8: 455_116, 52: 554_848, 651: 3_786_388, 690: 3_997_924}
+
+
+def exact_weights(made: Fit) -> list[float]:
+    """The weights of the pairs by the textbook formula, with a hundred digits."""
+    mpmath.mp.dps = 100
+    batches, residuals = made._batches, mpmath.matrix(made._residuals.tolist())
+    design = mpmath.matrix([[1, b] for b in batches.tolist()])
+    noise = mpmath.diag([(made._noise * v) ** 2 for v in made._values.tolist()])
+    walk = mpmath.matrix(made._walk(batches, batches).tolist())
+    logs = []
+    for jump, precision, prior in zip(
+        made._grid.jumping, made._precision(), made._grid.log_prior, strict=True
+    ):
+        prior_covariance = mpmath.matrix(precision.tolist()) ** -1
+        total = mpmath.mpf(float(jump)) ** 2 * walk + noise + design * prior_covariance * design.T
+        fitted = (residuals.T * total**-1 * residuals)[0]
+        logs.append(-(mpmath.log(mpmath.det(total)) + fitted) / 2 + mpmath.mpf(float(prior)))
+    weights = [mpmath.exp(log - max(logs)) for log in logs]
+    return [float(weight / mpmath.fsum(weights)) for weight in weights]
+
+
+@pytest.mark.parametrize("points", [MLP, {2: 1_000_000, 9: 1_700_000}])
+def test_weights_are_those_of_exact_arithmetic(points: dict[int, int]) -> None:
+    made = Fit(None, [probe(*point) for point in points.items()], [*points.values()], noise=2e-5)
+    assert made._weights == pytest.approx(exact_weights(made), rel=1e-3, abs=1e-6)
+
+
+def test_a_blind_fit_over_a_kink_is_no_singular_matrix() -> None:
+    probes = [probe(b, peak) for b, peak in MLP.items()] + [probe(729, 0, 4_194_304)]
+    made = Fit(None, probes, list(MLP.values()), noise=2e-5)
+    assert made.mean(690) == pytest.approx(MLP[690], rel=0.001)
+    low, high = made.interval(700)
+    assert 3_800_000 < low <= high < 4_300_000

@@ -180,11 +180,17 @@ class Fit:
         self._inverse = np.linalg.inv(covariance)
         weighted = design.T @ self._inverse
         self._spread = np.linalg.inv(weighted @ design + precision)
-        self._corrections = (self._spread @ (weighted @ self._residuals)[..., None])[..., 0]
+        least = (self._spread @ (weighted @ self._residuals)[..., None])[..., 0]
+        self._corrections = least.copy()
         self._bound(covariance, design, precision)
-        total = covariance + design @ np.linalg.inv(precision) @ design.T
-        solved = np.linalg.solve(total, self._residuals[:, None])[..., 0]
-        likelihood = -0.5 * (np.linalg.slogdet(total)[1] + solved @ self._residuals)
+        # Of covariance + design precision^-1 design', which is too ill-conditioned to be formed:
+        # by the matrix determinant lemma and Woodbury's identity.
+        rest = self._residuals - least @ design.T
+        quadratic = np.einsum("ni,nij,nj->n", rest, self._inverse, rest)
+        quadratic += np.einsum("ni,nij,nj->n", least, precision, least)
+        volume = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(self._spread)[1]
+        volume -= np.linalg.slogdet(precision)[1]
+        likelihood = -0.5 * (volume + quadratic)
         logs = likelihood + self._grid.log_prior
         self._weights = np.exp(logs - logs.max())
         self._weights /= self._weights.sum()
